@@ -1,0 +1,187 @@
+"""One episode, on one screen.
+
+    opening -> policy.reply -> calls in order, in the sandbox -> results -> policy.reply -> ... -> files, patch -> Episode
+
+An episode ends when the model calls finish (FINISHED), writes a turn without a call (STOPPED), or meets a limit. A
+broken call is answered with an error and the episode goes on. From the first action on, a sandbox that dies is the
+agent's doing (SANDBOX_DIED) and is scored; a machine that breaks before that, or an engine that fails at any time, makes
+a FAULT. What to do about faults, and grading, is the runner's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from etude.agent.prompts import opening
+from etude.agent.recipe import AgentRecipe
+from etude.agent.tools import NOT_PASSED, Desk, Toolbox, failed
+from etude.code.diff import unified_diff
+from etude.errors import EngineError, SandboxError
+from etude.protocols import Message, Policy, Reply, Sandbox
+from etude.types import Effort, Episode, Fault, Outcome, StopReason, Task, ToolErrorKind, ToolResult, Turn
+
+Clock = Callable[[], float]
+"""Seconds, monotonic."""
+MAX_FILES = 64
+"""Changed files that an episode keeps, and
+"""
+MAX_CHANGED_BYTES = 1 << 20
+"""their bytes together. Code that ran in the sandbox may have made any number; what is beyond is left out."""
+PROBE_TIMEOUT_S = 30.0
+"""For an empty program, on a busy machine."""
+
+
+async def run_episode(
+    task: Task, sandbox: Sandbox, policy: Policy, recipe: AgentRecipe, *, episode_id: str, clock: Clock = time.monotonic
+) -> Episode:
+    """Play `task` in `sandbox`, which holds its workspace. Machines that break are in the episode, never raised."""
+    play = _Play(task, sandbox, recipe, clock)
+    conversation = list(opening(task, recipe.system))
+    outcome: Outcome | None = None
+    fault: Fault | None = None
+    files: Mapping[str, str | None] = {}
+    try:
+        while outcome is None:
+            start = clock()
+            reply = await policy.reply(conversation)
+            play.generate_s += clock() - start
+            if reply.effort.turns == 0:  # the window has no room for another reply
+                outcome = Outcome.CONTEXT_LIMIT
+                break
+            results, outcome = await play.act(reply)
+            play.record(reply, results, clock() - start)
+            conversation += [
+                Message(role="assistant", text=reply.text, calls=reply.calls),
+                Message(role="tool", results=results),
+            ]
+        if play.has_acted:
+            files = await changed_files(task, sandbox)
+    except (SandboxError, EngineError) as error:
+        if isinstance(error, SandboxError) and play.has_acted:
+            outcome = Outcome.SANDBOX_DIED
+        else:
+            outcome, fault = Outcome.FAULT, Fault(boundary=error.boundary, message=str(error))
+    return Episode(
+        episode_id=episode_id,
+        task_id=task.task_id,
+        contexts=policy.contexts(),
+        turns=tuple(play.turns),
+        outcome=outcome,
+        patch=unified_diff(task.workspace, {p: t for p, t in {**task.workspace, **files}.items() if t is not None}),
+        files={path: text for path, text in files.items() if text is not None},
+        effort=sum((turn.effort for turn in play.turns), Effort()),
+        fault=fault,
+        timings={"generate": play.generate_s, "tools": play.tools_s},
+    )
+
+
+@dataclass(slots=True)
+class _Play:
+    """What an episode has used so far, against its limits."""
+
+    task: Task
+    sandbox: Sandbox
+    recipe: AgentRecipe
+    clock: Clock
+    turns: list[Turn] = field(default_factory=list)
+    generate_s: float = 0.0
+    tools_s: float = 0.0
+    has_acted: bool = False
+    calls: int = 0
+    calls_before: int = 0
+    desk: Desk = field(init=False)
+    tools: Toolbox = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.desk = Desk(task=self.task, sandbox=self.sandbox, finish_needs_pass=self.recipe.finish_needs_pass)
+        self.tools = Toolbox(self.recipe.tools, self.desk, output_chars=self.recipe.tool_output_chars)
+
+    async def act(self, reply: Reply) -> tuple[tuple[ToolResult, ...], Outcome | None]:
+        """Carry out a reply's calls in order; the outcome if the episode ends with it."""
+        self.calls_before = self.calls
+        if reply.stop is not StopReason.END:
+            return (), Outcome.CONTEXT_LIMIT
+        if not reply.calls and not self._barred():
+            return (), Outcome.STOPPED
+        if not reply.calls:
+            return (failed(ToolErrorKind.UNEXPECTED_ENVIRONMENT, NOT_PASSED),), self._turns_left()
+        results = []
+        outcome: Outcome | None = None
+        for call in reply.calls:
+            if outcome is not None:
+                results.append(failed(ToolErrorKind.INVALID_ARGUMENTS, "the episode has ended"))
+            elif self.calls == self.recipe.max_calls:
+                outcome = Outcome.TURN_LIMIT
+                results.append(failed(ToolErrorKind.INVALID_ARGUMENTS, "no calls are left"))
+            else:
+                self.calls += 1
+                start = self.clock()
+                self.desk.timeout_s = min(self.recipe.tool_timeout_s, self._wall_limit() - self.tools_s)
+                await self._prove_alive()
+                results.append(await self.tools.answer(call))
+                self.tools_s += self.clock() - start
+                if self.desk.is_finished:
+                    outcome = Outcome.FINISHED
+                elif self.tools_s >= self._wall_limit():
+                    outcome = Outcome.TIME_LIMIT
+        return tuple(results), outcome or self._turns_left()
+
+    def record(self, reply: Reply, results: tuple[ToolResult, ...], wall_s: float) -> None:
+        counts = {name: getattr(reply.effort, name) for name in Effort.__struct_fields__}
+        effort = Effort(**{**counts, "calls": self.calls - self.calls_before})  # calls beyond the limit do not count
+        self.turns.append(
+            Turn(
+                text=reply.text,
+                calls=reply.calls,
+                results=results,
+                stop=reply.stop,
+                effort=effort,
+                span=reply.span,
+                wall_s=wall_s,
+            )
+        )
+
+    async def _prove_alive(self) -> None:
+        """Right before the first action: a sandbox that broke while it waited must not count against the agent."""
+        if self.has_acted:
+            return
+        probe = await self.sandbox.run_python("", timeout_s=PROBE_TIMEOUT_S)
+        if probe.exit_code != 0 or probe.timed_out:
+            raise SandboxError("a fresh sandbox does not run an empty program", cause=f"exit code {probe.exit_code}")
+        self.has_acted = True
+
+    def _barred(self) -> bool:
+        return self.recipe.finish_needs_pass and not self.desk.has_passed
+
+    def _turns_left(self) -> Outcome | None:
+        limit = min(self.recipe.max_turns, self.task.limits.max_turns)
+        return Outcome.TURN_LIMIT if len(self.turns) + 1 >= limit else None
+
+    def _wall_limit(self) -> float:
+        return min(self.recipe.wall_s, self.task.limits.wall_s)
+
+
+async def changed_files(task: Task, sandbox: Sandbox) -> dict[str, str | None]:
+    """The text files that differ from the task's workspace, path -> text; None: gone. Errors: SandboxError."""
+    changed: dict[str, str | None] = {}
+    room = MAX_CHANGED_BYTES
+    paths = await sandbox.list_files()
+    for path in task.workspace:
+        if path not in paths:
+            changed[path] = None
+    for path in sorted(paths, key=lambda path: (path not in task.workspace, path)):
+        try:
+            data = await sandbox.read_file(path)
+            text = data.decode()
+            path.encode()
+        except (OSError, UnicodeError):
+            continue  # not a text file, or no longer there
+        if text == task.workspace.get(path):
+            continue
+        if len(changed) == MAX_FILES or len(data) > room:
+            break
+        room -= len(data)
+        changed[path] = text
+    return changed

@@ -1,0 +1,60 @@
+"""Settings of the agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from etude.agent.tools import Tool
+from etude.config import nearest
+from etude.errors import RecipeError
+
+TOOL_NAMES = tuple(Tool.registry)
+"""Every tool there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRecipe:
+    """What an episode is given, and where it ends."""
+
+    tools: tuple[str, ...] = TOOL_NAMES
+    """The tools that the agent may call; any other name is answered with an error."""
+    system: str = ""
+    """Text of the system message; empty: there is none."""
+    context_tokens: int = 1024
+    """Tokens of the window: task, replies and tool answers together. A full window ends the episode."""
+    reply_tokens: int = 256
+    """Tokens of one reply. A reply that is cut ends the episode, and nothing in it is carried out."""
+    max_turns: int = 12
+    """Replies in one episode; a task's own limit lowers it."""
+    max_calls: int = 24
+    """Tool calls in one episode. A call beyond is answered with an error and the episode ends."""
+    wall_s: float = 60.0
+    """Seconds that the tools of one episode may take together; a task's own limit lowers it. Waiting for the model
+    does not count: how long a busy machine takes over a token is not the agent's doing."""
+    tool_timeout_s: float = 10.0
+    """Seconds that one tool call may take."""
+    tool_output_chars: int = 1200
+    """Characters of one tool answer; the rest is cut and counted."""
+    finish_needs_pass: bool = False
+    """A control for evaluation: ending is refused until run_tests has passed once. It shows what persistence alone
+    is worth."""
+    max_episodes: int = 160
+    """Episodes that run at once."""
+
+    def __post_init__(self) -> None:
+        for name in self.tools:
+            if name not in TOOL_NAMES:
+                hint = nearest(name, TOOL_NAMES) or f"tools: {', '.join(TOOL_NAMES)}"
+                raise RecipeError(f"agent.tools: unknown tool {name!r}", hint=hint)
+        if len(set(self.tools)) < len(self.tools) or not self.tools:
+            raise RecipeError("agent.tools must name at least one tool, each once", cause=f"tools = {list(self.tools)}")
+        if self.finish_needs_pass and "run_tests" not in self.tools:
+            raise RecipeError("agent.finish_needs_pass = true needs the tool run_tests", hint="add it to agent.tools")
+        for name in ("context_tokens", "reply_tokens", "max_turns", "max_calls", "max_episodes"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"agent.{name} = {getattr(self, name)} must be at least 1")
+        for name in ("wall_s", "tool_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise RecipeError(f"agent.{name} = {getattr(self, name)} must be more than 0")
+        if self.tool_output_chars < 80:
+            raise RecipeError(f"agent.tool_output_chars = {self.tool_output_chars} cannot hold an error message")

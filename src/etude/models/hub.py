@@ -1,0 +1,77 @@
+"""Hub layout <-> module layout: the names and shapes under which a version is published.
+
+transformers fuses the experts of a layer into two 3-D parameters; the hub checkpoint holds three matrices an expert.
+Everything that leaves a network (published weights, exports) goes by hub names, and every hub tensor is a view of the
+network's own memory, so that reading needs no copy and writing changes the network in place.
+
+What it does not do: read files (`load`), convert values (quantized checkpoints are refused), or guess: a family whose
+conversion is not the one below is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from etude.errors import ModelError
+
+_FUSED = re.compile(r"^(?P<experts>.*\.mlp\.experts)\.(?P<kind>gate_up_proj|down_proj)$")
+
+
+def hub_views(network: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Hub name -> view of the network's memory, in the order of the network's own state.
+
+    Tied weights appear once, under the name of the tensor that the others follow. Non-persistent buffers are no part of
+    a version. Errors: ModelError for a family whose hub layout is not known here.
+    """
+    views: dict[str, torch.Tensor] = {}
+    for name, tensor in _owned_state(network).items():
+        fused = _FUSED.match(name)
+        if fused is None:
+            views[name] = tensor
+        elif fused["kind"] == "down_proj":
+            for expert, matrix in enumerate(tensor):
+                views[f"{fused['experts']}.{expert}.down_proj.weight"] = matrix
+        else:
+            for expert, matrix in enumerate(tensor):
+                gate, up = matrix.chunk(2, dim=0)
+                views[f"{fused['experts']}.{expert}.gate_proj.weight"] = gate
+                views[f"{fused['experts']}.{expert}.up_proj.weight"] = up
+    _check_against_transformers(network, views)
+    return views
+
+
+def _owned_state(network: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers without the followers of tied weights, detached, sharing memory."""
+    followers = getattr(network, "all_tied_weights_keys", None) or {}
+    return {name: tensor.detach() for name, tensor in network.state_dict().items() if name not in followers}
+
+
+def _check_against_transformers(network: PreTrainedModel, views: dict[str, torch.Tensor]) -> None:
+    """transformers knows how it would save this family; on the meta device that costs nothing to ask."""
+    hollow = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        for name, tensor in _owned_state(network).items()
+    }
+    saved = {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(network, hollow).items()}
+    ours = {name: tuple(tensor.shape) for name, tensor in views.items()}
+    if saved != ours:
+        odd = sorted(saved.items() ^ ours.items())[0][0]
+        raise ModelError(
+            f"the checkpoint layout of {network.config.model_type!r} is not supported",
+            cause=f"{odd!r} is named or shaped otherwise in its hub checkpoint than in memory",
+            hint="use a Llama, Qwen or DeepSeek style checkpoint (docs/support.md lists the families)",
+        )
+
+
+def moe_layers(network: nn.Module) -> list[str]:
+    """Names of the blocks that route tokens to experts, in order of depth."""
+    return [
+        name.removesuffix(".experts")
+        for name, module in network.named_modules()
+        if name.endswith(".experts") and any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
+    ]

@@ -1,0 +1,230 @@
+"""A Hugging Face causal language model from a folder, checked before anything runs on it.
+
+Trainer and engine both start here. The network is transformers' own module, in eval mode. Experts are computed by its
+grouped matrix multiplication, the default: on one CPU thread it is the only one that is good from one token to
+thousands. What a version is made of goes through `Model.hub_tensors`.
+
+What it does not do: run code that a checkpoint brings along, dequantize, or tokenize.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+
+from etude.errors import ModelError
+from etude.models.hub import hub_views, moe_layers
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SHIPPED = {"etude-nano": Path(__file__).parent / "etude_nano"}
+
+
+class Model:
+    """A network and what Etude knows about it.
+
+    >>> model = load_model("etude-nano")
+    >>> model.hub_tensors()["model.layers.0.mlp.experts.3.up_proj.weight"].shape
+    torch.Size([128, 128])
+    """
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        """Errors: ModelError if the family's checkpoint layout is not supported."""
+        self.network = network
+        self.config: PreTrainedConfig = network.config
+        self.num_moe_layers = len(moe_layers(network))
+        text = network.config.get_text_config()
+        self.num_experts = _first(text, ("num_experts", "num_local_experts", "n_routed_experts"), self.num_moe_layers)
+        self.top_k = _first(text, ("num_experts_per_tok",), self.num_moe_layers)
+        self.vocab_size = int(network.get_input_embeddings().weight.shape[0])
+        self.max_context = int(getattr(text, "max_position_embeddings", 0)) or 1 << 30
+        """Tokens that one window may hold."""
+        self._views = hub_views(network)
+
+    @property
+    def family(self) -> str:
+        return str(self.config.model_type)
+
+    def hub_tensors(self) -> dict[str, torch.Tensor]:
+        """All parameters and persistent buffers under the hub checkpoint's names and shapes, as views."""
+        return dict(self._views)
+
+    def assign(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy a whole version in. Everything is checked first, so that a refusal leaves the network as it was.
+
+        Errors: ModelError naming the first tensor that is missing, unknown, or of another shape or dtype.
+        """
+        self.check(tensors)
+        with torch.no_grad():
+            for name, view in self._views.items():
+                view.copy_(tensors[name])
+
+    def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Whether `assign` would take these. Errors: ModelError as `assign`."""
+        if odd := sorted(self._views.keys() ^ set(tensors)):
+            what = "is missing" if odd[0] in self._views else "is not part of this model"
+            raise ModelError(f"the weights do not fit: {odd[0]!r} {what}", cause=f"{len(odd)} names differ")
+        for name, view in self._views.items():
+            got = tensors[name]
+            if got.shape != view.shape or got.dtype != view.dtype:
+                raise ModelError(
+                    f"the weights do not fit: {name!r}",
+                    cause=f"{tuple(got.shape)} {got.dtype}, expected {tuple(view.shape)} {view.dtype}",
+                )
+
+
+def load_model(path: str, *, dtype: str = "float32") -> Model:
+    """The causal LM in folder `path`, a shipped model's name (`etude-nano`), or a hub id.
+
+    Errors: ModelError, naming what is missing, damaged or unsupported.
+    """
+    if dtype not in DTYPES:
+        raise ModelError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(DTYPES)}")
+    folder = _folder(path)
+    config = _config(folder)
+    stored = _stored_tensors(folder)
+    with _quiet():
+        try:
+            network, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=DTYPES[dtype],
+                output_loading_info=True,
+                local_files_only=True,
+                use_safetensors=True,
+            )
+        except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
+            raise ModelError(f"{folder} cannot be loaded", cause=_first_line(error)) from error
+    for kind, verb in (("missing_keys", "lacks"), ("unexpected_keys", "has no place for"), ("mismatched_keys", "bends")):
+        if info[kind]:
+            odd = sorted(str(key) for key in info[kind])
+            raise ModelError(f"{folder} does not fit its config.json", cause=f"it {verb} {odd[0]!r} ({len(odd)} such)")
+    model = Model(network.eval())
+    _check_kept_precision(folder, model, stored)
+    return model
+
+
+def model_from_config(config: PreTrainedConfig, *, seed: int, dtype: str = "float32") -> Model:
+    """A new model with random weights, the same for the same seed. Leaves torch's global generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
+    return Model(network.eval())
+
+
+def _folder(path: str) -> Path:
+    if path in SHIPPED:
+        folder = SHIPPED[path]
+        if not folder.is_dir():
+            raise ModelError(f"{path} is not in this installation", cause=f"{folder} is missing", hint="run `make nano`")
+        return folder
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(f"{path} is not a folder", hint="give the folder that holds config.json")
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise ModelError(f"no model at {path}", hint="give a folder with config.json, a hub id, or `etude-nano`")
+    try:
+        return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"]))
+    except (OSError, HFValidationError, ValueError) as error:
+        raise ModelError(
+            f"no model {path}",
+            cause=f"there is no such folder, and the hub did not give it: {_first_line(error)}",
+            hint="give a folder with config.json, a hub id, or `etude-nano`",
+        ) from error
+
+
+def _config(folder: Path) -> PreTrainedConfig:
+    path = folder / "config.json"
+    try:
+        raw: Any = json.loads(path.read_text())
+        kind = raw["model_type"]
+    except FileNotFoundError as error:
+        raise ModelError(f"{folder} is not a model", cause="config.json is missing") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path} is damaged", cause=_first_line(error), hint="copy the model again") from error
+    if quantization := raw.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        raise ModelError(
+            f"{folder} is quantized ({method or 'unknown method'})",
+            cause="training and publishing need plain weights",
+            hint="use the family's 16-bit checkpoint, or dequantize this one and save it again",
+        )
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelError(
+            f"{folder} is of unknown architecture {kind!r}",
+            cause="transformers has no causal language model of that type (code inside a checkpoint is never run)",
+            hint="docs/support.md lists what works",
+        )
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path} is damaged", cause=_first_line(error)) from error
+
+
+def _stored_tensors(folder: Path) -> dict[str, str]:
+    """Tensor name -> stored dtype, from the files' headers. Errors: ModelError for a missing or damaged file."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else []
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"{index} is damaged", cause=_first_line(error), hint="copy the model again") from error
+    stored: dict[str, str] = {}
+    for file in files or ["model.safetensors"]:
+        path = folder / file
+        if not path.is_file():
+            raise ModelError(f"{folder} is incomplete", cause=f"{file} is missing", hint="copy the model again")
+        try:
+            with safe_open(path, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118, the handle is no mapping
+                    stored[name] = opened.get_slice(name).get_dtype()
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path} is damaged", cause=_first_line(error), hint="copy the model again") from error
+    return stored
+
+
+def _check_kept_precision(folder: Path, model: Model, stored: dict[str, str]) -> None:
+    """A 16-bit checkpoint's fp32 tensors (router bias, some gates) must not have been rounded on the way in."""
+    if set(stored.values()) <= {"F32", "F64"}:
+        return
+    for name, tensor in model.hub_tensors().items():
+        if stored.get(name) == "F32" and tensor.dtype != torch.float32:
+            raise ModelError(
+                f"{folder} keeps {name!r} in float32 and {model.family!r} would round it to {tensor.dtype}",
+                hint='load it with dtype = "float32"',
+            )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and no load report: what is wrong with a checkpoint is raised here, not printed."""
+    shown, level = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def _first(config: PreTrainedConfig, keys: tuple[str, ...], num_moe_layers: int) -> int:
+    if num_moe_layers == 0:
+        return 0
+    return next((int(getattr(config, key)) for key in keys if getattr(config, key, None)), 0)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,114 @@
+"""Worker processes on this machine: start, connect, restart, end.
+
+Each role is `python -m etude.worker RUN ROLE SOCKET`, in its own log file. A worker ends when its parent does: the
+kernel sends it SIGKILL (prctl), so a killed orchestrator leaves nothing behind. Sockets lie in a private temporary
+folder, for a Unix socket's path must be short and a run's folder need not be.
+
+What it does not do: decide when to restart (the loop and the engine handles do), or place anything on other machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from etude.errors import EngineError
+from etude.frames import Client
+
+TCMALLOC = ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "/usr/lib/aarch64-linux-gnu/libtcmalloc_minimal.so.4")
+"""Preloaded into workers where it is installed: 1.3 times the training speed on a small model."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: asyncio.subprocess.Process
+    client: Client
+
+
+class Workers:
+    """The run's worker processes by role."""
+
+    def __init__(self, run: Path, *, threads: Mapping[str, int], up_timeout_s: float = 180.0) -> None:
+        self._run = run
+        self._threads = threads
+        self._up_timeout_s = up_timeout_s
+        self._sockets = Path(tempfile.mkdtemp(prefix="etude-"))
+        self._workers: dict[str, _Worker] = {}
+        self._starts = 0
+        self.restarts = 0
+
+    async def start(self, role: str) -> Client:
+        """Start the role's process and wait until it answers. Errors: EngineError with the end of its log."""
+        log = self._run / "logs" / f"{role}.log"
+        log.parent.mkdir(exist_ok=True)
+        self._starts += 1
+        socket = self._sockets / f"{role}.{self._starts}"
+        with log.open("ab") as file:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "etude.worker", str(self._run), role, str(socket), str(os.getpid()),
+                stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file, env=self._environment(role),
+                start_new_session=True,
+            )  # fmt: skip
+        connecting = asyncio.create_task(Client.connect(socket, name=role, timeout_s=self._up_timeout_s))
+        dying = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait({connecting, dying}, return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                raise EngineError(f"{role} ended before it was up", cause=_tail(log), hint=f"see {log}")
+            client = connecting.result()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            raise
+        finally:
+            connecting.cancel()
+            dying.cancel()
+        self._workers[role] = _Worker(process=process, client=client)
+        return client
+
+    async def restart(self, role: str) -> Client:
+        """Kill what is left of the role's process and start it anew."""
+        self.restarts += 1
+        await self.stop(role)
+        return await self.start(role)
+
+    async def stop(self, role: str) -> None:
+        worker = self._workers.pop(role, None)
+        if worker is None:
+            return
+        await worker.client.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        await worker.process.wait()
+
+    def pid(self, role: str) -> int | None:
+        worker = self._workers.get(role)
+        return None if worker is None else worker.process.pid
+
+    async def close(self) -> None:
+        for role in list(self._workers):
+            await self.stop(role)
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def _environment(self, role: str) -> dict[str, str]:
+        environment = dict(os.environ)
+        threads = str(self._threads.get(role, 1))
+        environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
+        environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
+        preload = next((path for path in TCMALLOC if Path(path).exists()), None)
+        if preload and "LD_PRELOAD" not in environment:
+            environment["LD_PRELOAD"] = preload
+        return environment
+
+
+def _tail(log: Path, lines: int = 12) -> str:
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return "\n".join(text.splitlines()[-lines:])

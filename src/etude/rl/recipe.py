@@ -1,0 +1,88 @@
+"""Settings of the loop, and the stage `rl`: which sections such a recipe has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from etude.agent.recipe import AgentRecipe
+from etude.bench.recipe import EvalRecipe
+from etude.errors import RecipeError
+from etude.inference.recipe import EngineRecipe
+from etude.models.recipe import ModelRecipe
+from etude.rewards.recipe import RewardRecipe
+from etude.sandbox.recipe import SandboxRecipe
+from etude.tasks.recipe import TasksRecipe
+from etude.train.recipe import TrainRecipe
+from etude.weights.recipe import WeightsRecipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RLRecipe:
+    """How much is learned from what, and how old it may be."""
+
+    groups_per_step: int = 20
+    """Groups in one optimizer step."""
+    group_size: int = 8
+    """Episodes of one task: they share a baseline."""
+    min_group: int = 4
+    """With fewer survivors of broken machines a group is abandoned."""
+    max_staleness: int = 2
+    """Optimizer steps between the weights that sampled a token and those that train on it; 0 is synchronous."""
+    tokens_per_episode: int = 256
+    """Constant of the loss denominator: groups_per_step * group_size * tokens_per_episode."""
+    correction: str = "truncated"
+    """Importance weight of a token: `none`, or `truncated` at `clip`."""
+    clip: float = 2.0
+    """Upper bound of the importance weight."""
+    infra_retries: int = 2
+    """How often an episode is run again after a machine broke."""
+    late: str = "wait"
+    """What happens to a group that would grow too old: `wait` for it, or `drop` it (loses long episodes: a bias)."""
+    seed: int = 0
+    """Of the order of drawing and of sampling."""
+
+    def __post_init__(self) -> None:
+        for name in ("groups_per_step", "group_size", "min_group", "tokens_per_episode"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"rl.{name} = {getattr(self, name)} must be at least 1")
+        if not 2 <= self.min_group <= self.group_size:
+            raise RecipeError(
+                f"rl.min_group = {self.min_group} does not fit rl.group_size = {self.group_size}",
+                cause="a group of one has no baseline",
+                hint="2 <= min_group <= group_size",
+            )
+        if self.max_staleness < 0 or self.infra_retries < 0:
+            raise RecipeError("rl.max_staleness and rl.infra_retries must not be negative")
+        if self.correction not in ("none", "truncated"):
+            raise RecipeError(f"rl.correction = {self.correction!r} is unknown", hint="none or truncated")
+        if self.late not in ("wait", "drop"):
+            raise RecipeError(f"rl.late = {self.late!r} is unknown", hint="wait or drop")
+        if self.clip < 1:
+            raise RecipeError(f"rl.clip = {self.clip} would shrink on-policy tokens", hint="use 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetRecipe:
+    """What ends training: whichever comes first, the epoch's end included."""
+
+    wall_s: float = 330.0
+    """Seconds of training, over all resumptions; evaluation is not counted."""
+    steps: int | None = None
+    """Optimizer steps; unset: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RLStage:
+    """Every section of a recipe with stage = "rl"."""
+
+    model: ModelRecipe
+    tasks: TasksRecipe
+    sandbox: SandboxRecipe = field(default_factory=SandboxRecipe)
+    agent: AgentRecipe = field(default_factory=AgentRecipe)
+    reward: RewardRecipe = field(default_factory=RewardRecipe)
+    rl: RLRecipe = field(default_factory=RLRecipe)
+    train: TrainRecipe = field(default_factory=TrainRecipe)
+    engine: EngineRecipe = field(default_factory=EngineRecipe)
+    weights: WeightsRecipe = field(default_factory=WeightsRecipe)
+    eval: EvalRecipe = field(default_factory=EvalRecipe)
+    budget: BudgetRecipe = field(default_factory=BudgetRecipe)

@@ -1,0 +1,74 @@
+"""IO checks: evaluate calls in a sandbox, compare their values on the host.
+
+    checks --calls--> sandbox: iorunner, one fork a call --canonical texts over fd 3--> host: compare with `expected`
+
+Shared by the run_tests tool (visible checks), by grading (all of them) and by checking task files. Expected values
+never enter the sandbox, so nothing that runs there can forge a pass other than by giving the right value.
+
+What it does not do: choose the sandbox. Grading takes a fresh one; see rewards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from importlib.resources import files
+
+import msgspec
+
+from etude.protocols import ExecResult, Sandbox
+from etude.types import IOCheck, IOChecks, Noun
+
+CALL_CPU_S = 0.5
+"""CPU seconds one call may use, loading the module included; the tasks' own calls need less than a tenth of it."""
+CALL_WALL_S = 5.0
+"""Wall seconds after which a call counts as `timeout` whatever it is doing (sleeping, waiting for input)."""
+
+
+class CheckOutcome(Noun, frozen=True):
+    """What one check gave. `got` is a canonical text, `raises TypeName`, `timeout`, `died` or `too long`.
+
+    >>> CheckOutcome(call="clamp(7, 0, 5)", expected="5", got="7", passed=False)
+    """
+
+    call: str
+    expected: str
+    got: str
+    passed: bool
+
+
+@functools.cache
+def runner_source() -> str:
+    """The program that `run_python` is given."""
+    return files("etude.sandbox").joinpath("iorunner.py").read_text(encoding="utf-8") + "\nmain()\n"
+
+
+async def run_iochecks(
+    sandbox: Sandbox, spec: IOChecks, checks: Sequence[IOCheck], timeout_s: float
+) -> tuple[CheckOutcome, ...]:
+    """One outcome a check, in order. `timeout_s` bounds all of them together.
+
+    A module that is missing or does not compile fails every check with `raises FileNotFoundError` or the like; calls
+    that the deadline left undone are `timeout`. Errors: SandboxError, if the sandbox itself breaks.
+    """
+    if not checks:
+        return ()
+    wall_s = max(0.05, min(CALL_WALL_S, timeout_s / 2))
+    request = {"path": spec.path, "calls": [check.call for check in checks], "cpu_s": CALL_CPU_S, "wall_s": wall_s}
+    done = await sandbox.run_python(runner_source(), stdin=msgspec.json.encode(request), timeout_s=timeout_s)
+    texts = read_values(done, len(checks))
+    return tuple(
+        CheckOutcome(call=check.call, expected=check.expected, got=text, passed=text == check.expected)
+        for check, text in zip(checks, texts, strict=True)
+    )
+
+
+def read_values(done: ExecResult, count: int) -> list[str]:
+    """The texts that came back over fd 3, one a call. What is missing or malformed reads as `timeout` or `died`."""
+    texts: dict[int, str] = {}
+    for line in done.result.splitlines():
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            index, text = msgspec.json.decode(line, type=tuple[int, str])
+            texts.setdefault(index, text)
+    return [texts.get(index, "timeout" if done.timed_out else "died") for index in range(count)]

@@ -1,0 +1,1 @@
+"""Tasks: pieces of work with a way to tell whether they were done, built from real code."""

@@ -1,0 +1,241 @@
+"""What a function needs beside itself to run alone: imports, literal constants, helper functions.
+
+Where in the flow: `harvest` asks it of every function at module level; the answer becomes `Function.prelude`. It reads
+syntax only, so it is a filter that errs on the safe side and no proof: whatever runs, runs in a sandbox.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import collections
+import copy
+import datetime
+import decimal
+import fractions
+import re
+import symtable
+from collections.abc import Iterator
+
+SAFE_MODULES = frozenset(
+    """abc array ast base64 binascii bisect calendar cmath codecs collections collections.abc colorsys contextlib copy
+    dataclasses datetime decimal difflib enum fnmatch fractions functools hashlib heapq html html.entities inspect
+    ipaddress itertools json keyword math numbers operator posixpath re reprlib shlex statistics string struct textwrap
+    token types typing unicodedata urllib.parse warnings zlib __future__""".split()
+)
+"""Modules of the standard library that a task may import: no files, network, processes, clock or chance."""
+
+BANNED_NAMES = frozenset(
+    """open input print exec eval compile __import__ globals locals vars breakpoint exit quit help id hash super
+    memoryview dir __file__ __name__ __builtins__ __loader__ __spec__ __doc__ __package__""".split()
+)
+"""Builtins that reach out, or whose value differs from one process to the next."""
+
+BANNED_ATTRIBUTES = frozenset(
+    """now today utcnow utcfromtimestamp fromtimestamp astimezone localtime time system popen getsource getsourcefile
+    stack currentframe getmodule getfile open_code realpath abspath expanduser expandvars""".split()
+)
+
+_PLAIN_TYPES: tuple[type, ...] = (
+    str, bytes, bytearray, list, dict, set, frozenset, int, float, complex, tuple, range, slice, bool, object,
+    re.Pattern, re.Match, fractions.Fraction, decimal.Decimal, datetime.date, datetime.datetime, datetime.timedelta,
+    datetime.time, collections.deque, collections.Counter, collections.OrderedDict, collections.defaultdict,
+    ast.AST, Exception,
+)  # fmt: skip
+PLAIN_ATTRIBUTES = frozenset(name for kind in _PLAIN_TYPES for name in dir(kind)) | {"__name__", "__code__"}
+"""Attributes of values that a test can write down. A parameter asked for any other is some object of the package's."""
+
+MAX_PRELUDE_LINES = 30
+MAX_PRELUDE_CHARS = 1500
+MAX_CONSTANT_CHARS = 600
+_BUILTINS = frozenset(dir(builtins))
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Module:
+    """The names that a module binds at its top level, and how each could travel along with a function."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.imports: dict[str, tuple[str, str]] = {}
+        """Name -> (module it comes from, import statement that binds it)."""
+        self.constants: dict[str, tuple[int, str]] = {}
+        """Name -> (position, assignment as source)."""
+        self.functions: dict[str, tuple[int, ast.FunctionDef]] = {}
+        self._needs: dict[str, frozenset[str] | None] = {}
+        self._sources: dict[str, str] = {}
+        bound: collections.Counter[str] = collections.Counter()
+        for position, statement in enumerate(tree.body):
+            self._bind(position, statement, bound)
+        moved = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+        for name in moved | {name for name, times in bound.items() if times > 1}:
+            for table in (self.imports, self.constants, self.functions):
+                table.pop(name, None)
+
+    def _bind(self, position: int, statement: ast.stmt, bound: collections.Counter[str]) -> None:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            for name, module, source in _imports(statement):
+                self.imports.setdefault(name, (module, source))
+            return
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            bound.update(node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
+            if len(names) == len(targets) == 1 and names[0] != "__all__":
+                source = f"{names[0]} = {ast.unparse(statement.value)}"
+                if len(source) <= MAX_CONSTANT_CHARS:
+                    self.constants[names[0]] = (position, source)
+            return
+        if isinstance(statement, ast.FunctionDef):
+            bound[statement.name] += 1
+            self.functions[statement.name] = (position, statement)
+            return
+        for node in ast.walk(statement):  # whatever a branch or a class binds is not known for certain
+            if isinstance(node, (*_FUNCTION, ast.ClassDef)):
+                bound[node.name] += 2
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                bound[node.id] += 2
+
+    def needs(self, name: str) -> frozenset[str] | None:
+        """Names that the constant or function `name` needs, or None when it must not travel."""
+        if name not in self._needs:
+            if name in self.functions:
+                stripped = strip(self.functions[name][1])
+                self._sources[name] = ast.unparse(stripped)
+                self._needs[name] = free_names(self._sources[name]) if is_harmless(stripped) else None
+            else:
+                source = self.constants[name][1]
+                self._sources[name] = source
+                value = ast.parse(source).body[0]
+                found = free_names(source)
+                self._needs[name] = found - {name} if found is not None and _is_constant(value) else None
+        return self._needs[name]
+
+    def prelude(self, name: str, free: frozenset[str]) -> str | None:
+        """Source of all that `name`, whose free names are `free`, needs; None when something cannot travel."""
+        todo, imports, parts = list(free - {name}), set(), set()
+        done = {name}
+        while todo:
+            item = todo.pop()
+            if item in done:
+                continue
+            done.add(item)
+            if item in self.imports:
+                module, source = self.imports[item]
+                if module not in SAFE_MODULES:
+                    return None
+                imports.add(source)
+            elif item in self.constants or item in self.functions:
+                needed = self.needs(item)
+                if needed is None or len(parts) > 12:
+                    return None
+                parts.add(item)
+                todo.extend(needed)
+            elif item not in _BUILTINS or item in BANNED_NAMES:
+                return None
+        placed = sorted((self.functions.get(part) or self.constants[part])[0] for part in parts)
+        by_position = {(self.functions.get(part) or self.constants[part])[0]: part for part in parts}
+        text = "\n".join(sorted(imports) + [self._sources[by_position[position]] for position in placed])
+        fits = text.count("\n") < MAX_PRELUDE_LINES and len(text) <= MAX_PRELUDE_CHARS and text.isascii()
+        return text if fits and all(len(line) <= 120 for line in text.splitlines()) else None
+
+
+def _imports(statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str, str]]:
+    """(name bound, module, statement) of each name; a relative import's module is its dots, which no list allows."""
+    for alias in statement.names:
+        text = alias.name + (f" as {alias.asname}" if alias.asname else "")
+        if isinstance(statement, ast.Import):
+            yield alias.asname or alias.name.split(".")[0], alias.name, f"import {text}"
+        else:
+            module = "." * statement.level + (statement.module or "")
+            yield alias.asname or alias.name, module, f"from {module} import {text}"
+
+
+def _is_constant(statement: ast.stmt) -> bool:
+    """True for an expression without lambdas, comprehensions, awaits or dangerous names."""
+    odd = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+    return is_harmless(statement) and not any(isinstance(node, odd) for node in ast.walk(statement))
+
+
+def is_harmless(node: ast.AST) -> bool:
+    """True when no name or attribute under `node` is on the banned lists and it does not rebind globals."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name) and child.id in BANNED_NAMES:
+            return False
+        if isinstance(child, ast.Attribute) and (
+            child.attr in BANNED_ATTRIBUTES or (child.attr.startswith("__") and child.attr not in {"__name__"})
+        ):
+            return False
+        if isinstance(child, (ast.Global, ast.Import, ast.ImportFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)):
+            return False
+    return True
+
+
+def is_plain(node: ast.AST, modules: frozenset[str]) -> bool:
+    """True when every attribute asked for belongs to plain values or to a name in `modules`."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.Attribute) and child.attr not in PLAIN_ATTRIBUTES:
+            root: ast.AST = child
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            if not (isinstance(root, ast.Name) and root.id in modules):
+                return False
+    return True
+
+
+def free_names(source: str) -> frozenset[str] | None:
+    """Names that `source` takes from its module or the builtins; None when it does not compile alone."""
+    try:
+        table = symtable.symtable(source, "<function>", "exec")
+    except (SyntaxError, ValueError):
+        return None
+    found: set[str] = set()
+    inner = list(table.get_children())
+    found.update(symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced())
+    while inner:
+        scope = inner.pop()
+        found.update(symbol.get_name() for symbol in scope.get_symbols() if symbol.is_global())
+        inner.extend(scope.get_children())
+    return frozenset(found)
+
+
+class _Strip(ast.NodeTransformer):
+    """Drops docstrings, annotations and decorators at every depth."""
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        node.decorator_list, node.returns = [], None
+        arguments = node.args
+        extra = [arguments.vararg] if arguments.vararg else []
+        extra += [arguments.kwarg] if arguments.kwarg else []
+        for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra]:
+            argument.annotation = None
+        self.generic_visit(node)
+        node.body = _without_strings(node.body)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        self.generic_visit(node)
+        if node.value is None:
+            return None
+        return ast.copy_location(ast.Assign(targets=[node.target], value=node.value), node)
+
+
+def _without_strings(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The body without statements that are only a constant (docstrings, `...`); `pass` when nothing is left."""
+    kept = [item for item in body if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant))]
+    return kept or [ast.Pass()]
+
+
+def strip(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    """A copy of `function` without docstrings, annotations and decorators; the argument is left as it was."""
+    stripped = _Strip().visit(copy.deepcopy(function))
+    for node in ast.walk(stripped):  # an annotation without a value may have been all of a branch
+        for field in ("body",):
+            if isinstance(getattr(node, field, None), list) and not getattr(node, field):
+                setattr(node, field, [ast.Pass()])
+    return ast.fix_missing_locations(stripped)

@@ -1,0 +1,211 @@
+"""Functions from packages' sources: read with `ast`, never imported, written the same way for every author.
+
+Where in the flow: packages -> **harvest** -> split -> mutate -> tasks and pretraining text. Everything short is kept;
+`callable` marks the functions that can be run alone on plain values, with the imports, constants and helpers that they
+need (`prelude`, put together by `closure`). Nothing is run here: whether a function that looks pure behaves is found
+out later, in a sandbox.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import os
+import symtable
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import zstandard
+
+from etude.errors import TaskError
+from etude.tasks.closure import Module, free_names, is_harmless, is_plain, strip
+from etude.tasks.packages import Package, sources
+
+MIN_LINES, MAX_LINES = 3, 20
+"""Of a function after stripping, its `def` line included."""
+MAX_LINE_CHARS = 100
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SKIPPED_DECORATORS = frozenset({"overload", "abstractmethod", "contextmanager", "asynccontextmanager", "fixture"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """One function of a package, stripped and written by `ast.unparse`.
+
+    >>> Function(package="toolz", version="1.0.0", licence="BSD-3-Clause", module="toolz.itertoolz",
+    ...          qualname="second", name="second", source="def second(seq): ...", prelude="import itertools", lines=4,
+    ...          callable=True, body_key="9f86d081884c7d65")
+    """
+
+    package: str
+    version: str
+    licence: str
+    module: str
+    qualname: str
+    name: str
+    source: str
+    """Without docstring, comments, annotations and decorators; no trailing newline."""
+    prelude: str
+    """Imports, constants and helper functions, in this order; empty for a function that needs none or cannot be called."""
+    lines: int
+    callable: bool
+    """Runs alone on plain values, as far as its syntax tells."""
+    body_key: str
+    """Hash of the function with local names replaced by numbers: equal for copies under other names."""
+
+
+def harvest(packages: Iterable[Package], cache: Path) -> Iterator[Function]:
+    """Short functions of all `packages`, in their order, each body once (the first package with it keeps it).
+
+    Raises TaskError when a package is not in `cache` (see `packages.fetch`).
+    """
+    seen: set[str] = set()
+    for package in packages:
+        for module, text in sources(package, cache):
+            for function in read_module(text, module=module, package=package):
+                if function.body_key not in seen:
+                    seen.add(function.body_key)
+                    yield function
+
+
+def read_module(text: str, *, module: str, package: Package) -> Iterator[Function]:
+    """Short functions and methods of one module's source; nothing for a source that does not parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    scope = Module(tree)
+    for qualname, node, method in _functions(tree.body, ""):
+        stripped = strip(node)
+        source = ast.unparse(stripped)
+        lines = source.split("\n")
+        if not MIN_LINES <= len(lines) <= MAX_LINES or max(map(len, lines)) > MAX_LINE_CHARS or not source.isascii():
+            continue
+        if _is_stub(node):
+            continue
+        prelude = None if method else _prelude(stripped, source, scope)
+        yield Function(
+            package=package.name, version=package.version, licence=package.licence, module=module, qualname=qualname,
+            name=node.name, source=source, prelude=prelude or "", lines=len(lines), callable=prelude is not None,
+            body_key=body_key(source),
+        )  # fmt: skip
+
+
+def _functions(
+    body: list[ast.stmt], prefix: str
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, bool]]:
+    """(qualified name, node, whether it takes self or cls), also of classes and of branches of modules."""
+    for node in body:
+        if isinstance(node, _FUNCTION):
+            free = not prefix or any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in node.decorator_list)
+            yield prefix + node.name, node, not free
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node.body, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.If | ast.Try):
+            yield from _functions([*node.body, *node.orelse], prefix)
+
+
+def _is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """True for overloads, abstract methods and context managers, whose text alone means little."""
+    for decorator in node.decorator_list:
+        target = decorator.func if isinstance(decorator, ast.Call) else decorator
+        name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+        if name in _SKIPPED_DECORATORS:
+            return True
+    return False
+
+
+def _prelude(stripped: ast.FunctionDef | ast.AsyncFunctionDef, source: str, scope: Module) -> str | None:
+    """What the function needs to run alone, or None when it cannot be called on plain values."""
+    arguments = stripped.args
+    takes_something = arguments.posonlyargs or arguments.args or arguments.vararg
+    if isinstance(stripped, ast.AsyncFunctionDef) or not takes_something or not is_harmless(stripped):
+        return None
+    if (arguments.posonlyargs + arguments.args)[:1] and (arguments.posonlyargs + arguments.args)[0].arg in ("self", "cls"):
+        return None
+    free = free_names(source)
+    if free is None or not is_plain(stripped, free & scope.imports.keys()):
+        return None
+    return scope.prelude(stripped.name, free)
+
+
+def body_key(source: str) -> str:
+    """16 hex digits: SHA-256 of the function's tree, its own name and local names numbered by first use.
+
+    Constants, attributes and global names count; so `a + 1` and `b + 1` are one body and `a + 2` another.
+    """
+    tree = ast.parse(source)
+    local = _local_names(source)
+    numbers: dict[str, str] = {}
+
+    def rename(name: str) -> str:
+        return numbers.setdefault(name, f"_{len(numbers)}") if name in local else name
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            node.id = rename(node.id)
+        elif isinstance(node, ast.arg):
+            node.arg = rename(node.arg)
+        elif isinstance(node, _FUNCTION):
+            node.name = rename(node.name)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            node.name = rename(node.name)
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+
+
+def _local_names(source: str) -> set[str]:
+    """Names bound by the function at any depth, and its own name."""
+    found: set[str] = set()
+    scopes = [symtable.symtable(source, "<function>", "exec")]
+    while scopes:
+        scope = scopes.pop()
+        found.update(symbol.get_name() for symbol in scope.get_symbols() if symbol.is_local())
+        scopes.extend(scope.get_children())
+    return found
+
+
+def write(functions: Iterable[Function], path: Path, splits: Mapping[str, str] | None = None) -> int:
+    """Writes one JSON object a function, zstandard-compressed, whole or not at all; returns how many.
+
+    `splits` maps `body_key` to a split, which becomes the field `split`; functions without one are left out.
+    """
+    encoder, count = msgspec.json.Encoder(), 0
+    partial = path.with_name(path.name + ".partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with partial.open("wb") as raw:
+        with zstandard.ZstdCompressor(level=9).stream_writer(raw, closefd=False) as stream:
+            for function in functions:
+                row = msgspec.to_builtins(function)
+                if splits is not None:
+                    if function.body_key not in splits:
+                        continue
+                    row["split"] = splits[function.body_key]
+                stream.write(encoder.encode(row) + b"\n")
+                count += 1
+        raw.flush()
+        os.fsync(raw.fileno())
+    partial.replace(path)
+    return count
+
+
+def read(path: Path) -> Iterator[tuple[Function, str]]:
+    """(function, split) of each line that `write` left; the split is empty when none was given.
+
+    Raises TaskError for a file that is missing, cut off or malformed.
+    """
+    try:
+        with path.open("rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw) as stream:
+            for line in io.BufferedReader(stream):  # type: ignore[arg-type]
+                row = msgspec.json.decode(line)
+                split = row.pop("split", "")
+                yield msgspec.convert(row, Function), split
+    except (OSError, zstandard.ZstdError, msgspec.MsgspecError, AttributeError) as error:
+        raise TaskError(
+            f"functions cannot be read from {path}", cause=str(error), hint="build them again: etude tasks functions"
+        ) from error

@@ -1,0 +1,125 @@
+"""Collecting old versions, so that a long run does not fill the store.
+
+Kept: the last K anchors of the surviving lineage; pins; versions under an unexpired lease. Two phases, far apart:
+
+    1  manifests of all other versions are deleted, those of dead lineages too
+    2  a blob that no manifest has named for `grace_s`, and that was not written or touched for as long, is deleted
+
+so that a reader which had just read a manifest can still fetch its blobs, and a publisher's fresh blobs, which no
+manifest names yet, stay. All times are the store's. Incarnation records stay for good: lineage is derived from them.
+
+What it does not do: trust what it cannot read. An unreadable manifest, lease or pin stops the collection with an error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from etude.errors import MissingError
+from etude.types import Manifest
+from etude.weights.manifests import (
+    Lease,
+    incarnations,
+    lineage,
+    manifest_key,
+    manifest_numbers,
+    pins,
+    read_manifest,
+    read_object,
+)
+from etude.weights.store import Store
+
+_Name = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What one round deleted."""
+
+    manifests: int
+    blobs: int
+    nbytes: int
+    """Of the blobs."""
+
+
+class Collector:
+    """Collects in rounds. What it learnt about blobs lives in memory: a new collector waits `grace_s` anew."""
+
+    def __init__(
+        self, store: Store, *, keep_anchors: int, grace_s: float, now: Callable[[], float] | None = None
+    ) -> None:
+        """`now` stands for the store's clock, in seconds since the epoch."""
+        self._store = store
+        self._keep = keep_anchors
+        self._grace_s = grace_s
+        self._now = now or store.now
+        self._unnamed_since: dict[str, float] = {}
+        self._read: dict[_Name, Manifest] = {}
+        self._next_s = 0.0
+
+    def run_if_due(self) -> Collected | None:
+        """A round, if the last one is long enough ago."""
+        if time.monotonic() < self._next_s:
+            return None
+        self._next_s = time.monotonic() + self._grace_s / 10
+        return self.run()
+
+    def run(self) -> Collected:
+        """One round of both phases. Errors: StoreError, with nothing deleted that is needed."""
+        now = self._now()
+        manifests = self._delete_manifests(now)
+        blobs, nbytes = self._delete_blobs(now)
+        self._store.sweep_temporary(max(self._grace_s, 3600.0))
+        return Collected(manifests, blobs, nbytes)
+
+    def _versions(self) -> list[_Name]:
+        store = self._store
+        return [(k, n) for k in incarnations(store) for n in manifest_numbers(store, k)]
+
+    def _delete_manifests(self, now: float) -> int:
+        names = self._versions()
+        kept = self._kept(names, now)
+        gone = [name for name in names if name not in kept]
+        for name in gone:
+            self._store.delete(manifest_key(*name))
+            self._read.pop(name, None)
+        return len(gone)
+
+    def _kept(self, names: list[_Name], now: float) -> set[_Name]:
+        surviving = lineage(self._store)
+        anchors = [name for name in names if surviving.survives(*name)]
+        kept = set(anchors[-self._keep :])
+        kept |= {(pin.version.incarnation, pin.version.n) for pin in pins(self._store)}
+        for entry in self._store.entries("leases"):
+            try:
+                lease = read_object(self._store, entry.key, Lease)
+            except MissingError:
+                continue  # given back in this moment
+            if entry.modified + lease.ttl_s >= now:
+                kept |= {(version.incarnation, version.n) for version in lease.versions}
+            elif entry.modified + lease.ttl_s + self._grace_s < now:
+                self._store.delete(entry.key)
+        return kept
+
+    def _delete_blobs(self, now: float) -> tuple[int, int]:
+        named = set()
+        for name in self._versions():
+            if name not in self._read:
+                self._read[name] = read_manifest(self._store, *name)
+            named |= {part.blob for part in self._read[name].parts}
+        blobs = {entry.key: entry for entry in self._store.entries("blobs")}
+        unnamed = blobs.keys() - named
+        self._unnamed_since = {key: self._unnamed_since.get(key, now) for key in unnamed}
+        deleted = nbytes = 0
+        for key in sorted(unnamed):
+            entry = self._store.head(key)  # once more: it may just have been touched for a new version
+            fresh = entry is None or entry.modified > now - self._grace_s
+            if fresh or self._unnamed_since[key] > now - self._grace_s:
+                continue
+            self._store.delete(key)
+            del self._unnamed_since[key]
+            deleted += 1
+            nbytes += blobs[key].size
+        return deleted, nbytes

@@ -1,0 +1,151 @@
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.rl.ledger import Ledger
+from etude.rl.loop import Loop
+from etude.rl.recipe import BudgetRecipe, RLRecipe
+from etude.rl.run_folder import RunFolder
+from etude.types import IOChecks, Task
+from rl.simulated import SimulatedEngine, SimulatedRunner, SimulatedTrainer
+
+
+class Rows:
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, dict[str, Any]]] = []
+
+    def record(self, kind: str, row: Any) -> None:
+        self.rows.append((kind, dict(row)))
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [row for name, row in self.rows if name == kind]
+
+
+def a_task(number: int) -> Task:
+    verifier = IOChecks(path="solution.py", checks=())
+    return Task.make(prompt=f"task {number}", workspace={}, verifier=verifier, category="repair", source={})
+
+
+TASKS = {task.task_id: task for task in (a_task(number) for number in range(60))}
+
+
+class Bench:
+    """A run folder with a loop over simulated workers."""
+
+    def __init__(self, tmp_path: Path, trainer: SimulatedTrainer | None = None, **dials: Any) -> None:
+        path = tmp_path / "run"
+        dials = {"groups_per_step": 4, "group_size": 2, "min_group": 2, "max_staleness": 1} | dials
+        self.recipe = RLRecipe(**dials)
+        self.folder = RunFolder(path) if path.exists() else RunFolder.create(path, stage="rl", recipe={}, seed=0)
+        self.ledger = Ledger(path / "ledger.sqlite")
+        self.ledger.enroll(list(TASKS))
+        self.trainer = trainer or SimulatedTrainer()
+        self.engine = SimulatedEngine(self.trainer)
+        self.rows = Rows()
+
+    def run(self, *, steps: int | None = None, wall_s: float = 60.0, stop_after_s: float | None = None, **runner: Any) -> int:
+        async def main() -> int:
+            loop = Loop(
+                folder=self.folder, recipe=self.recipe, budget=BudgetRecipe(wall_s=wall_s, steps=steps), tasks=TASKS,
+                ledger=self.ledger, runner=SimulatedRunner(self.engine, **runner), engine=self.engine,
+                trainer=self.trainer, recorder=self.rows, watchdog_s=0.2,
+            )  # fmt: skip
+            return await asyncio.wait_for(loop.run(), stop_after_s)
+
+        return asyncio.run(main())
+
+
+def test_an_epoch_trains_every_prompt_once_and_then_ends(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert bench.run() == 15
+    keys = [key for _, keys in bench.trainer.trained for key in keys]
+    assert sorted(keys) == sorted(TASKS)
+    assert bench.ledger.audit() == []
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+def test_staleness_stays_within_the_bound(tmp_path: Path, max_staleness: int) -> None:
+    bench = Bench(tmp_path, max_staleness=max_staleness)
+    bench.run(seed=max_staleness)
+    worst = max(row["staleness_max"] for row in bench.rows.of("step"))
+    assert worst <= max_staleness
+
+
+def test_a_dead_trainer_is_revived_and_its_batches_are_replayed_in_order(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, SimulatedTrainer(dies_at=(2, 6, 6)))
+    assert bench.run() == 15
+    by_incarnation = [incarnation for incarnation, _ in bench.trainer.trained]
+    assert by_incarnation == sorted(by_incarnation)
+    assert max(by_incarnation) == 4
+    assert bench.ledger.audit() == []
+    survived: dict[str, int] = {}
+    for batch in bench.ledger.batches():
+        for key in batch.keys:
+            survived[key] = survived.get(key, 0) + 1
+    assert survived == dict.fromkeys(TASKS, 1)
+
+
+def test_a_run_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = Bench(tmp_path)
+    with pytest.raises(TimeoutError):
+        first.run(stop_after_s=0.15)
+    done = len(first.ledger.batches())
+    first.ledger.close()
+    second = Bench(tmp_path, SimulatedTrainer(step=done))
+    assert second.run() == 15
+    assert second.ledger.audit() == []
+    assert second.ledger.counts()["batched"] == 60
+
+
+def test_a_group_with_too_few_survivors_is_abandoned_with_its_reason(tmp_path: Path) -> None:
+    broken = set(list(TASKS)[:4])
+    bench = Bench(tmp_path)
+    assert bench.run(members=lambda key: 1 if key in broken else 2) == 14
+    assert bench.ledger.counts()["abandoned"] == 4
+
+
+def test_late_groups_can_be_dropped_instead(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, late="drop", max_staleness=0)
+    bench.run(seed=3)
+    assert bench.ledger.counts()["abandoned"] > 0
+    assert max(row["staleness_max"] for row in bench.rows.of("step")) == 0
+
+
+def test_the_clock_ends_the_run(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    steps = bench.run(wall_s=0.1)
+    assert 0 < steps < 15
+
+
+def test_the_watchdog_names_whom_everything_waits_for(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    stuck = next(iter(TASKS))
+
+    class Stuck(SimulatedRunner):
+        async def run_group(self, key: str, *args: Any, **options: Any) -> Any:
+            if key == stuck:
+                await asyncio.sleep(100)
+            return await super().run_group(key, *args, **options)
+
+    async def main() -> None:
+        loop = Loop(
+            folder=bench.folder, recipe=bench.recipe, budget=BudgetRecipe(wall_s=1.0), tasks=TASKS,
+            ledger=bench.ledger, runner=Stuck(bench.engine), engine=bench.engine, trainer=bench.trainer,
+            recorder=bench.rows, watchdog_s=0.2,
+        )  # fmt: skip
+        await loop.run()
+
+    asyncio.run(main())
+    assert any(stuck[:8] in row["waiting_for"] for row in bench.rows.of("watchdog"))
+
+
+def test_an_error_of_the_runner_ends_the_run_with_that_error(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    def broken(key: str) -> int:
+        raise ValueError("a bug in the runner")
+
+    with pytest.raises(ValueError, match="a bug in the runner"):
+        bench.run(members=broken)

@@ -1,0 +1,45 @@
+"""Tiny random models of the families that the tests run on: seconds to nothing to make, and real in every part."""
+
+from __future__ import annotations
+
+import torch
+from transformers import DeepseekV3Config, LlamaConfig, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
+
+from etude.models.load import Model, model_from_config
+
+COMMON = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
+FAMILIES = ("llama", "qwen3", "qwen3_moe")
+
+
+def tiny_config(family: str, **changes: object) -> PreTrainedConfig:
+    """A config of `family` (llama, qwen3, qwen3_moe, deepseek_v3) a few tens of thousands of parameters large."""
+    if family == "llama":
+        return LlamaConfig(**{**COMMON, **changes})
+    if family == "qwen3":
+        return Qwen3Config(**{**COMMON, "head_dim": 8, "tie_word_embeddings": True, **changes})
+    if family == "qwen3_moe":
+        return Qwen3MoeConfig(
+            **{**COMMON, **MOE, "head_dim": 8, "num_experts": 4, "norm_topk_prob": True, "num_hidden_layers": 3, **changes}
+        )
+    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    groups = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    return DeepseekV3Config(**{**COMMON, **MOE, **latent, **groups, **changes})
+
+
+def tiny_model(family: str, *, seed: int = 0, dtype: str = "float32", **changes: object) -> Model:
+    """A model whose weights are large enough that its choices are sharp, as those of a trained one."""
+    return model_from_config(tiny_config(family, **changes), seed=seed, dtype=dtype)
+
+
+def random_ids(count: int, *, vocab: int = 97, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed))
