@@ -17,7 +17,7 @@ COMMON = {
     "max_position_embeddings": 128,
     "initializer_range": 0.3,
 }
-MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
+MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2, "num_hidden_layers": 3}
 FAMILIES = ("llama", "qwen3", "qwen3_moe")
 
 
@@ -28,9 +28,7 @@ def tiny_config(family: str, **changes: object) -> PreTrainedConfig:
     if family == "qwen3":
         return Qwen3Config(**{**COMMON, "head_dim": 8, "tie_word_embeddings": True, **changes})
     if family == "qwen3_moe":
-        return Qwen3MoeConfig(
-            **{**COMMON, **MOE, "head_dim": 8, "num_experts": 4, "norm_topk_prob": True, "num_hidden_layers": 3, **changes}
-        )
+        return Qwen3MoeConfig(**{**COMMON, **MOE, "head_dim": 8, "num_experts": 4, "norm_topk_prob": True, **changes})
     latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
     groups = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
     return DeepseekV3Config(**{**COMMON, **MOE, **latent, **groups, **changes})

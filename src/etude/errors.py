@@ -6,6 +6,7 @@
     +-- TaskError        a task file is broken or a task is malformed              exit 2
     +-- RunError         a run's folder cannot be used as asked                    exit 1
     +-- SandboxError     isolation is missing, or a sandbox's machine broke        exit 1
+    |   +-- SandboxDiedError one sandbox ended under its user: see SEMANTICS 6.2 for whose fault that is
     +-- EngineError      the engine refused or died                                exit 1
     |   +-- RequestError     malformed, too long: the request's own fault
     |   +-- VersionError     the asked step or version cannot be served (HTTP 409)
@@ -75,6 +76,10 @@ class SandboxError(EtudeError, RuntimeError):
     boundary = "sandbox"
 
 
+class SandboxDiedError(SandboxError):
+    pass
+
+
 class EngineError(EtudeError, RuntimeError):
     boundary = "engine"
 
@@ -110,8 +115,8 @@ class LostRaceError(StoreError):
 BY_NAME: dict[str, type[EtudeError]] = {
     kind.__name__: kind
     for kind in (
-        EtudeError, RecipeError, ModelError, TaskError, RunError, SandboxError, EngineError, RequestError,
-        VersionError, OverloadedError, RewardError, StoreError, MissingError, LostRaceError,
+        EtudeError, RecipeError, ModelError, TaskError, RunError, SandboxError, SandboxDiedError, EngineError,
+        RequestError, VersionError, OverloadedError, RewardError, StoreError, MissingError, LostRaceError,
     )
 }  # fmt: skip
 """For `frames`, which carries errors between processes by name."""

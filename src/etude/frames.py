@@ -21,6 +21,7 @@ import functools
 import itertools
 import os
 import re
+import typing
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -142,6 +143,12 @@ async def _read_frame(reader: asyncio.StreamReader) -> dict[str, Any] | None:
         return None
 
 
+async def _hang_up(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
 def _frame(body: dict[str, object]) -> bytes:
     data = encode(body)
     if len(data) > MAX_FRAME:
@@ -165,6 +172,7 @@ class Server:
     def __init__(self, handlers: dict[str, Handler]) -> None:
         self._handlers = handlers
         self._server: asyncio.Server | None = None
+        self._clients: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
 
     async def listen(self, path: Path) -> None:
         """The socket file appears when calls can be made. Its folder must be private to the user."""
@@ -176,10 +184,22 @@ class Server:
             raise EngineError(f"cannot listen on {path}", cause=str(error), hint=hint) from error
 
     async def close(self) -> None:
+        """Hang up on every client; what handlers were doing is cancelled."""
         if self._server is not None:
             self._server.close()
+        clients = dict(self._clients)
+        for writer in clients:
+            writer.close()
+        await asyncio.gather(*clients.values())
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients[writer] = typing.cast("asyncio.Task[None]", asyncio.current_task())
+        try:
+            await self._serve(reader, writer)
+        finally:
+            del self._clients[writer]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         running: dict[int, asyncio.Task[None]] = {}
         while (frame := await _read_frame(reader)) is not None:
             number = frame["id"]
@@ -190,9 +210,11 @@ class Server:
             task = asyncio.create_task(self._answer(number, frame, writer))
             running[number] = task
             task.add_done_callback(functools.partial(_forget, running, number))
-        for task in list(running.values()):
+        tasks = list(running.values())
+        for task in tasks:
             task.cancel()
-        writer.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await _hang_up(writer)
 
     async def _answer(self, number: int, frame: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         try:
@@ -280,7 +302,7 @@ class Client:
     async def close(self) -> None:
         self._pump.cancel()
         self._hang_up()
-        self._writer.close()
+        await _hang_up(self._writer)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while (frame := await _read_frame(reader)) is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -151,7 +152,7 @@ class ToolCall(Noun, frozen=True, kw_only=True):
     """
 
     name: str
-    arguments: Mapping[str, object]
+    arguments: Mapping[str, Any]
     error: str | None = None
 
 

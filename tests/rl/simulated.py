@@ -44,8 +44,8 @@ class SimulatedTrainer:
 
     async def survivors(self) -> Callable[[int, int], bool]:
         heads = dict(self._heads)
-        return lambda incarnation, n: n <= min(
-            (step for number, step in heads.items() if number >= incarnation), default=10**9
+        return lambda incarnation, n: (
+            n <= min((step for number, step in heads.items() if number >= incarnation), default=10**9)
         )
 
 
@@ -59,9 +59,7 @@ class SimulatedEngine:
         await asyncio.sleep(0.001)
         zeros = {name: 0 for name in EngineStats.__struct_fields__ if name != "version"}
         trainer = self._trainer
-        return EngineStats(
-            version=Version(incarnation=trainer.incarnation, n=trainer.step, step=trainer.step), **zeros
-        )
+        return EngineStats(version=Version(incarnation=trainer.incarnation, n=trainer.step, step=trainer.step), **zeros)
 
     def served(self) -> tuple[int, int]:
         return self._trainer.step, self._trainer.incarnation
@@ -70,15 +68,23 @@ class SimulatedEngine:
 class SimulatedRunner:
     """Groups of random length; their tokens carry the step and incarnation that served when they began."""
 
-    def __init__(self, engine: SimulatedEngine, *, seed: int = 0, members: Callable[[str], int] | None = None) -> None:
+    def __init__(
+        self,
+        engine: SimulatedEngine,
+        *,
+        seed: int = 0,
+        members: Callable[[str], int] | None = None,
+        stuck: str | None = None,
+    ) -> None:
         self._engine = engine
         self._rng = random.Random(seed)
         self._members = members
+        self._stuck = stuck
 
     async def run_group(self, key: str, task: Task, size: int, *, min_step: int) -> Group:
         step, incarnation = self._engine.served()
         assert step >= min_step
-        await asyncio.sleep(self._rng.choice([0.001, 0.002, 0.03]))
+        await asyncio.sleep(100.0 if key == self._stuck else self._rng.choice([0.001, 0.002, 0.03]))
         if self._members is not None:
             size = self._members(key)
         token = context(step=step, incarnation=incarnation)

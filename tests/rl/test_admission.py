@@ -15,7 +15,9 @@ class Outcome:
     abandoned: int
 
 
-def simulate(seed: int, *, max_staleness: int, groups_per_step: int, refund: bool = True, naive: bool = False) -> Outcome:
+def simulate(
+    seed: int, *, max_staleness: int, groups_per_step: int, refund: bool = True, naive: bool = False
+) -> Outcome:
     """Random durations, engines that lag behind the trainer, groups that are abandoned.
 
     `naive` waits only for groups whose deadline is the step at hand.

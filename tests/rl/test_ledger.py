@@ -65,7 +65,7 @@ def test_the_audit_finds_a_prompt_trained_twice_and_one_lost(tmp_path: Path) -> 
     ledger.batched(1, [drawn_and_scored(ledger, 0)], "x")
     ledger.batched(2, [drawn_and_scored(ledger, 0)], "y")
     db = sqlite3.connect(path)
-    db.execute("UPDATE batches SET keys = '[\"a\", \"b\"]' WHERE step = 2")
+    db.execute('UPDATE batches SET keys = \'["a", "b"]\' WHERE step = 2')
     db.execute("DELETE FROM prompts WHERE key = 'c'")
     db.execute("INSERT INTO prompts (key, position, state) VALUES ('d', 7, 'waiting')")
     db.commit()

@@ -1,2 +1,4 @@
-"""The agent: one episode (loop, tools, prompts, policy) and many of them at once (runner). Knows no reward's meaning and
-no trainer; the model is known by `protocols.Policy` alone."""
+"""The agent: one episode (loop, tools, prompts, policy) and many of them at once (runner).
+
+It knows no reward's meaning and no trainer; a model it knows by `protocols.Policy` alone.
+"""

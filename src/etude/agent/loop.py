@@ -1,11 +1,11 @@
 """One episode, on one screen.
 
-    opening -> policy.reply -> calls in order, in the sandbox -> results -> policy.reply -> ... -> files, patch -> Episode
+    opening -> policy.reply -> calls in order, in the sandbox -> results -> policy.reply ... -> files, patch -> Episode
 
 An episode ends when the model calls finish (FINISHED), writes a turn without a call (STOPPED), or meets a limit. A
 broken call is answered with an error and the episode goes on. From the first action on, a sandbox that dies is the
-agent's doing (SANDBOX_DIED) and is scored; a machine that breaks before that, or an engine that fails at any time, makes
-a FAULT. What to do about faults, and grading, is the runner's business.
+agent's doing (SANDBOX_DIED) and is scored; a machine that breaks before that, or an engine that fails at any time,
+makes a FAULT. What to do about faults, and grading, is the runner's business.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from etude.types import Effort, Episode, Fault, Outcome, StopReason, Task, ToolE
 Clock = Callable[[], float]
 """Seconds, monotonic."""
 MAX_FILES = 64
-"""Changed files that an episode keeps, and
-"""
+"""Changed files that an episode keeps. Code that ran in the sandbox may have made any number."""
+MAX_FILES_SEEN = 1024
+"""Files that are looked at to find them; the task's own come first."""
 MAX_CHANGED_BYTES = 1 << 20
-"""their bytes together. Code that ran in the sandbox may have made any number; what is beyond is left out."""
+"""Bytes of the changed files together; what is beyond is left out."""
 PROBE_TIMEOUT_S = 30.0
 """For an empty program, on a busy machine."""
 
@@ -171,7 +172,7 @@ async def changed_files(task: Task, sandbox: Sandbox) -> dict[str, str | None]:
     for path in task.workspace:
         if path not in paths:
             changed[path] = None
-    for path in sorted(paths, key=lambda path: (path not in task.workspace, path)):
+    for path in sorted(paths, key=lambda path: (path not in task.workspace, path))[:MAX_FILES_SEEN]:
         try:
             data = await sandbox.read_file(path)
             text = data.decode()

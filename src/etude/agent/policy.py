@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from etude.agent.window import Window
@@ -139,7 +139,7 @@ class EnginePolicy:
             raise EngineError(f"the engine ended reply {request.request_id} without a reason to stop")
 
 
-async def _closable(chunks: AsyncIterator[TokenChunk]) -> AsyncIterator[TokenChunk]:
+async def _closable(chunks: AsyncIterator[TokenChunk]) -> AsyncGenerator[TokenChunk, None]:
     """A generator over any iterator: closing it closes the inner one if it can be closed."""
     try:
         async for chunk in chunks:
@@ -148,6 +148,32 @@ async def _closable(chunks: AsyncIterator[TokenChunk]) -> AsyncIterator[TokenChu
         close = getattr(chunks, "aclose", None)
         if close is not None:
             await close()
+
+
+def engine_policies(
+    engine: Engine,
+    renderer: Renderer,
+    limits: TokenLimits,
+    *,
+    temperature: float = 1.0,
+    exact: Version | None = None,
+    prefix: str = "",
+) -> Callable[..., EnginePolicy]:
+    """A maker of policies for `runner.Runner`. `prefix` keeps the contexts of several users of one engine apart."""
+
+    def make(*, episode_id: str, seed: int, min_step: int | None) -> EnginePolicy:
+        return EnginePolicy(
+            engine,
+            renderer,
+            episode_id=prefix + episode_id,
+            limits=limits,
+            temperature=temperature,
+            seed=seed,
+            min_step=min_step,
+            exact=exact,
+        )
+
+    return make
 
 
 def turn_seed(seed: int, turn: int) -> int:

@@ -18,6 +18,7 @@ happens to a group with missing members (rl).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
@@ -26,8 +27,8 @@ from msgspec.structs import replace
 
 from etude.agent.loop import run_episode
 from etude.agent.recipe import AgentRecipe
-from etude.errors import EtudeError, RewardError, SandboxError
-from etude.protocols import Policy, SandboxPool
+from etude.errors import EtudeError, RewardError, SandboxError, TaskError
+from etude.protocols import Policy, Sandbox, SandboxPool
 from etude.types import Episode, Evidence, Fault, Group, Outcome, Reward, Scored, Task, digest_of
 
 T = TypeVar("T")
@@ -101,13 +102,19 @@ class Runner:
 
     async def _play(self, task: Task, episode_id: str, seed: int, min_step: int | None) -> Episode:
         start = time.monotonic()
-        sandbox = await self._pool.acquire(task.workspace)
-        acquired_s = time.monotonic() - start
-        policy = self._make_policy(episode_id=episode_id, seed=seed, min_step=min_step)
         try:
-            episode = await run_episode(task, sandbox, policy, self._recipe, episode_id=episode_id)
+            sandbox = await self._pool.acquire(task.workspace)
+        except OSError as error:
+            raise TaskError(f"the workspace of task {task.task_id} cannot be laid out", cause=str(error)) from error
+        acquired_s = time.monotonic() - start
+        try:
+            policy = self._make_policy(episode_id=episode_id, seed=seed, min_step=min_step)
+            try:
+                episode = await run_episode(task, sandbox, policy, self._recipe, episode_id=episode_id)
+            finally:
+                await asyncio.shield(policy.close())
         finally:
-            await asyncio.shield(_close_both(policy, sandbox.close))
+            await asyncio.shield(_close(sandbox))
         return replace(episode, timings={**episode.timings, "sandbox": acquired_s})
 
     async def _grade(self, task: Task, episode: Episode) -> Scored:
@@ -140,15 +147,9 @@ class Runner:
         self.faults[fault.boundary] = self.faults.get(fault.boundary, 0) + 1
 
 
-async def _close_both(policy: Policy, close_sandbox: Callable[[], Awaitable[None]]) -> None:
-    """Close both; a sandbox that cannot be closed any more is gone, which is what was wanted."""
-    try:
-        await policy.close()
-    finally:
-        try:
-            await close_sandbox()
-        except SandboxError:
-            pass
+async def _close(sandbox: Sandbox) -> None:
+    with contextlib.suppress(SandboxError):  # one that cannot be closed any more is gone, which is what was wanted
+        await sandbox.close()
 
 
 async def together(jobs: list[Coroutine[Any, Any, T]]) -> list[T]:

@@ -48,7 +48,7 @@ class Window:
         self._logprobs += [0.0] * len(ids)
 
     def add(self, chunk: TokenChunk, *, start: int) -> None:
-        """Take a chunk of the request whose reply begins at position `start`. Errors: EngineError if it is malformed."""
+        """Take a chunk of the request whose reply begins at `start`. Errors: EngineError if it is malformed."""
         count = len(chunk.ids)
         if len(chunk.logprobs) != count:
             raise EngineError(f"the engine sent {count} tokens with {len(chunk.logprobs)} log-probs")

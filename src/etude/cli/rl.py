@@ -21,7 +21,7 @@ def quickstart(overrides: Overrides = None, runs: Runs = RUNS, as_json: Json = F
 
 
 def rl(
-    recipe: Annotated[Path, typer.Argument(help="A recipe with stage = \"rl\", or the name of a shipped one.")],
+    recipe: Annotated[Path, typer.Argument(help='A recipe with stage = "rl", or the name of a shipped one.')],
     overrides: Overrides = None,
     run: Annotated[str | None, typer.Option("--run", help="Name of the run; default: the recipe's name.")] = None,
     runs: Runs = RUNS,
@@ -51,8 +51,10 @@ def _run(recipe: Path, name: str, overrides: list[str], runs: Path, as_json: boo
     try:
         result = run_rl(folder, stage, started=started)
     except KeyboardInterrupt:
-        console.print(f"\nstopped; everything up to the last step is kept. Go on: the same command, or "
-                      f"etude runs resume {folder.path.name}")
+        console.print(
+            f"\nstopped; everything up to the last step is kept. Go on: the same command, or "
+            f"etude runs resume {folder.path.name}"
+        )
         raise
     if as_json:
         print(json.dumps(result))

@@ -46,7 +46,7 @@ class Model:
         text = network.config.get_text_config()
         self.num_experts = _first(text, ("num_experts", "num_local_experts", "n_routed_experts"), self.num_moe_layers)
         self.top_k = _first(text, ("num_experts_per_tok",), self.num_moe_layers)
-        self.vocab_size = int(network.get_input_embeddings().weight.shape[0])
+        self.vocab_size = int(text.vocab_size)
         self.max_context = int(getattr(text, "max_position_embeddings", 0)) or 1 << 30
         """Tokens that one window may hold."""
         self._views = hub_views(network)
@@ -95,7 +95,7 @@ def load_model(path: str, *, dtype: str = "float32") -> Model:
     stored = _stored_tensors(folder)
     with _quiet():
         try:
-            network, info = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 dtype=DTYPES[dtype],
@@ -105,10 +105,12 @@ def load_model(path: str, *, dtype: str = "float32") -> Model:
             )
         except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
             raise ModelError(f"{folder} cannot be loaded", cause=_first_line(error)) from error
-    for kind, verb in (("missing_keys", "lacks"), ("unexpected_keys", "has no place for"), ("mismatched_keys", "bends")):
-        if info[kind]:
-            odd = sorted(str(key) for key in info[kind])
-            raise ModelError(f"{folder} does not fit its config.json", cause=f"it {verb} {odd[0]!r} ({len(odd)} such)")
+    network, info = loaded
+    for kind in ("missing", "unexpected", "mismatched"):
+        if odd := sorted(str(key) for key in info[f"{kind}_keys"]):
+            raise ModelError(
+                f"{folder} does not fit its config.json", cause=f"{kind}: {odd[0]!r} and {len(odd) - 1} more"
+            )
     model = Model(network.eval())
     _check_kept_precision(folder, model, stored)
     return model
@@ -126,7 +128,7 @@ def _folder(path: str) -> Path:
     if path in SHIPPED:
         folder = SHIPPED[path]
         if not folder.is_dir():
-            raise ModelError(f"{path} is not in this installation", cause=f"{folder} is missing", hint="run `make nano`")
+            raise ModelError(f"{path} is not in this installation", cause=f"no {folder}", hint="run `make nano`")
         return folder
     folder = Path(path).expanduser()
     if folder.is_dir():

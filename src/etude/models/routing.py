@@ -43,8 +43,9 @@ def routers(model: Model) -> list[Qwen3MoeTopKRouter]:
 
 
 def gate_values(router: Qwen3MoeTopKRouter, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """What the family's formula gives for a set of experts. logits [tokens, experts], chosen and result [tokens, top_k].
+    """What the family's formula gives for a set of experts.
 
+    logits: [tokens, experts]; chosen and the result: [tokens, top_k].
     As in transformers' Qwen3MoeTopKRouter.forward: softmax over all experts in fp32, then renormalised over the set if
     `norm_topk_prob`.
     """

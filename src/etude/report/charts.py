@@ -74,7 +74,7 @@ def _curve(steps: Sequence[Step], title: str, note: str, name: str, *, percent: 
     x, y = column(steps, name)
     if not x:
         return None
-    raw = {"type": "scatter", "mode": "markers", "x": x, "y": y, "name": "a step"}
+    raw: Trace = {"type": "scatter", "mode": "markers", "x": x, "y": y, "name": "a step"}
     raw |= {"marker": {"color": "--faint", "size": 4}}
     layout: dict[str, Any] = {"yaxis": {"tickformat": ".0%" if percent else "~g"}}
     return Chart(
@@ -87,7 +87,7 @@ def _staleness(steps: Sequence[Step]) -> Chart | None:
     note = "Groups by the number of optimizer steps between sampling their oldest token and training on it."
     if not counts:
         return _curve(steps, "Staleness", "Mean over the groups of a step, in optimizer steps.", "staleness_mean")
-    bars = {"type": "bar", "x": [str(age) for age in counts], "y": list(counts.values()), "name": "groups"}
+    bars: Trace = {"type": "bar", "x": [str(age) for age in counts], "y": list(counts.values()), "name": "groups"}
     layout = {"xaxis": {"title": {"text": "optimizer steps old"}, "type": "category"}}
     return Chart(title="Staleness", note=note, data=[bars | {"marker": {"color": "--after"}}], layout=layout)
 
@@ -111,7 +111,7 @@ def _mismatch(steps: Sequence[Step]) -> Chart | None:
         "Difference of log-probabilities between engine and trainer, logarithmic. "
         "“live”: tokens sampled by the very version that trains on them."
     )
-    return _lines(steps, "Mismatch", note, labels, {"yaxis": {"type": "log", "exponentformat": "power", "dtick": 1}})
+    return _lines(steps, "Mismatch", note, labels, {"yaxis": {"type": "log", "exponentformat": "e"}})
 
 
 _COLOURS = ("--after", "--control", "--before", "--extra", "--faint")

@@ -12,6 +12,7 @@ import msgspec
 from etude.errors import RunError
 
 Interval = tuple[float, float]
+MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,10 +96,10 @@ def _row(kind: str, name: str, measured: Measured) -> TableRow:
         name=name,
         pass1=f"{measured.pass1:.1%}",
         pass1_ci95=_span(measured.pass1_ci95, "{:.1%}") if measured.pass1_ci95 else "",
-        passk="–" if measured.pass8 is None else f"{measured.pass8:.1%}",
-        n=f"{measured.n} × {measured.k}",
-        distinct="–" if measured.distinct is None else f"{measured.distinct:.2f}",
-        tokens="–" if measured.tokens is None else f"{measured.tokens:,.0f}",
+        passk="-" if measured.pass8 is None else f"{measured.pass8:.1%}",
+        n=f"{measured.n} {TIMES} {measured.k}",
+        distinct="-" if measured.distinct is None else f"{measured.distinct:.2f}",
+        tokens="-" if measured.tokens is None else f"{measured.tokens:,.0f}",
         share=min(max(measured.pass1, 0.0), 1.0),
     )
 
@@ -106,15 +107,15 @@ def _row(kind: str, name: str, measured: Measured) -> TableRow:
 def differences(result: Result) -> list[tuple[str, str, str]]:
     """(what, points, 95% interval) of after - before and after - control."""
     pairs = (
-        ("after − before", result.gain, result.gain_ci95),
-        ("after − control", result.gain_over_control, result.gain_over_control_ci95),
+        (f"after {MINUS} before", result.gain, result.gain_ci95),
+        (f"after {MINUS} control", result.gain_over_control, result.gain_over_control_ci95),
     )
-    return [(name, points(gain), _span(ci95, "{}") if ci95 else "–") for name, gain, ci95 in pairs if gain is not None]
+    return [(name, points(gain), _span(ci95, "{}") if ci95 else "-") for name, gain, ci95 in pairs if gain is not None]
 
 
 def points(share: float) -> str:
-    """A difference of shares in points: `+12.9`. Also with a true minus sign."""
-    return f"{100 * share:+.1f}".replace("-", "−")
+    """A difference of shares in points: `+12.9`, with a true minus sign."""
+    return f"{100 * share:+.1f}".replace("-", MINUS)
 
 
 def _span(ci95: Interval, form: str) -> str:

@@ -34,13 +34,15 @@ def last_row(rows: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, float
 
 def _numbers(row: Mapping[str, Any]) -> Step:
     return {
-        key: float(value) for key, value in row.items() if isinstance(value, float | int) and math.isfinite(float(value))
+        key: float(value)
+        for key, value in row.items()
+        if isinstance(value, float | int) and math.isfinite(float(value))
     }
 
 
 def _with_rates(steps: Sequence[Step]) -> list[Step]:
-    """Adds what one step alone took: `step_train_s`, `step_wait_s`, and `tokens_per_s` where only a counter was kept."""
-    done = []
+    """Adds what one step alone took (`step_train_s`, `step_wait_s`), and `tokens_per_s` from the counter if need be."""
+    done: list[Step] = []
     before: Step = {}
     for step in steps:
         row = dict(step)

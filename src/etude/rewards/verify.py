@@ -8,6 +8,7 @@ values stay on the host (sandbox.iochecks). What it does not do: put a price on 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import PurePosixPath
 
@@ -18,6 +19,8 @@ from etude.types import Episode, Evidence, Outcome, Task
 
 GRADE_TIMEOUT_S = 60.0
 """For all checks of a task together; each has its own, shorter deadline."""
+FIRST_CHECKS = 2
+"""Checks that are run before the others."""
 RESTORED_NAMES = frozenset({
     "conftest.py", "pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml", "sitecustomize.py", "usercustomize.py",
 })  # fmt: skip
@@ -27,8 +30,19 @@ RESTORED_FOLDERS = frozenset({"tests", "test", "__pycache__"})
 
 
 def graded_files(task: Task, episode: Episode) -> dict[str, str]:
-    """The workspace that is graded: the task's own, overlaid with the agent's files that may count."""
-    return {**task.workspace, **{path: text for path, text in episode.files.items() if not _is_restored(path)}}
+    """The workspace that is graded: the task's own, overlaid with the agent's files that may count.
+
+    A file that stands where the task has a folder, or the other way round, does not count.
+    """
+    folders = {str(parent) for path in task.workspace for parent in PurePosixPath(path).parents}
+    counted = {
+        path: text
+        for path, text in episode.files.items()
+        if not _is_restored(path)
+        and path not in folders
+        and not any(str(parent) in task.workspace for parent in PurePosixPath(path).parents)
+    }
+    return {**task.workspace, **counted}
 
 
 def _is_restored(path: str) -> bool:
@@ -69,9 +83,12 @@ async def collect(task: Task, episode: Episode, pool: SandboxPool) -> Evidence:
 
 
 async def _run_checks(task: Task, files: dict[str, str], pool: SandboxPool) -> tuple[tuple[bool, ...], str]:
-    spec = task.verifier
     for _ in range(2):
-        sandbox = await pool.acquire(files)
+        try:
+            sandbox = await pool.acquire(files)
+        except OSError as error:
+            await _prove_host(pool)
+            return _none(task), f"what the agent left cannot be laid out again: {error}"
         try:
             await _probe(sandbox)
             outcomes = await _survivors(sandbox, task)
@@ -84,15 +101,26 @@ async def _run_checks(task: Task, files: dict[str, str], pool: SandboxPool) -> t
             first = failing[0]
             detail = f"{len(failing)} of {len(outcomes)} fail: {first.call} -> {first.got}, expected {first.expected}"
             return tuple(outcome.passed for outcome in outcomes), detail
-    return (False,) * len(spec.checks), "what the agent left breaks the sandbox that runs it"
+    return _none(task), "what the agent left breaks the sandbox that runs it"
 
 
 async def _survivors(sandbox: Sandbox, task: Task) -> tuple[CheckOutcome, ...] | None:
-    """The outcomes; None if the sandbox, which was well before, died of running the agent's code."""
+    """The outcomes, in order; None if the sandbox, which was well before, died of running the agent's code.
+
+    Code that never ends uses up the time of every check: where one of the first few does not end, the others are not
+    run, and count as failed.
+    """
+    spec = task.verifier
+    first, others = spec.checks[:FIRST_CHECKS], spec.checks[FIRST_CHECKS:]
     try:
-        return await run_iochecks(sandbox, task.verifier, task.verifier.checks, GRADE_TIMEOUT_S)
+        outcomes = await run_iochecks(sandbox, spec, first, GRADE_TIMEOUT_S)
+        if not any(outcome.got == "timeout" for outcome in outcomes):
+            return outcomes + await run_iochecks(sandbox, spec, others, GRADE_TIMEOUT_S)
     except SandboxError:
         return None
+    return outcomes + tuple(
+        CheckOutcome(call=check.call, expected=check.expected, got="not run", passed=False) for check in others
+    )
 
 
 async def _prove_host(pool: SandboxPool) -> None:
@@ -111,10 +139,8 @@ async def _probe(sandbox: Sandbox) -> None:
 
 
 async def _close(sandbox: Sandbox) -> None:
-    try:
+    with contextlib.suppress(SandboxError):  # already gone, which is what was wanted
         await sandbox.close()
-    except SandboxError:
-        pass  # already gone, which is what was wanted
 
 
 def _none(task: Task) -> tuple[bool, ...]:

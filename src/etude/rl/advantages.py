@@ -5,7 +5,8 @@
 Source: Dr. GRPO (Liu et al. 2025, arXiv 2503.20783) as the Composer 2 report uses it: no division by the group's
 standard deviation, which in a group where all are equally right would blow tiny differences of length up to full
 size; and no division by length, which would make long wrong answers cheap. The mean includes the episode itself, so
-the expected gradient is (G - 1)/G of REINFORCE with a leave-one-out baseline: a constant that the learning rate absorbs.
+the expected gradient is (G - 1)/G of REINFORCE with a leave-one-out baseline: a constant that the learning rate
+absorbs.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 import numpy as np
 
 from etude.errors import EngineError
+from etude.frames import Client
 from etude.inference.client import EngineClient
 from etude.protocols import Engine, EngineStats, GenerateRequest, TokenChunk
 from etude.rl.processes import Workers
@@ -20,18 +21,22 @@ from etude.types import Manifest, Routes, Version
 
 
 class ManagedEngine:
-    """protocols.Engine over a worker process that is restarted when it is gone."""
+    """protocols.Engine over a worker process that is restarted when it is gone.
 
-    def __init__(self, workers: Workers, role: str) -> None:
+    With a `manifest` the engine is told to load that version at every start; else it follows the store by itself.
+    """
+
+    def __init__(self, workers: Workers, role: str, *, manifest: Manifest | None = None) -> None:
         self._workers = workers
         self.role = role
+        self._manifest = manifest
         self._client: EngineClient | None = None
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
         async with self._lock:
             if self._client is None:
-                self._client = EngineClient(await self._workers.start(self.role))
+                self._client = await self._connected(await self._workers.start(self.role))
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         client = await self._live()
@@ -71,7 +76,13 @@ class ManagedEngine:
             return
         async with self._lock:
             if self._client is client:
-                self._client = EngineClient(await self._workers.restart(self.role))
+                self._client = await self._connected(await self._workers.restart(self.role))
+
+    async def _connected(self, connection: Client) -> EngineClient:
+        client = EngineClient(connection)
+        if self._manifest is not None:
+            await client.load(self._manifest)
+        return client
 
 
 class EngineSet:

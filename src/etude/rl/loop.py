@@ -202,11 +202,12 @@ class Loop:
                 ready = [entry.admitted_step for entry in self._ledger.ready()]
                 running = [group.admitted_step for group in self._running.values()]
                 late = self._admission.wait_until(ready=ready, running=running, weights_step=step)
-                if late is not None and self._recipe.late == "drop":
-                    await self._drop_oldest()
-                    continue
-                if len(ready) >= self._recipe.groups_per_step and late is None:
-                    return True
+                if len(ready) >= self._recipe.groups_per_step:
+                    if late is None:
+                        return True
+                    if self._recipe.late == "drop":
+                        await self._drop_oldest()
+                        continue
                 if self._epoch_over and not self._running:
                     return False
                 self._waiting_for = self._describe(len(ready))
@@ -247,7 +248,8 @@ class Loop:
             except EngineError:
                 await self._trainer.revive()
         else:
-            raise RunError("the trainer died three times on the same batches", hint=f"see {self._folder.log('trainer')}")
+            log = self._folder.log("trainer")
+            raise RunError("the trainer died three times on the same batches", hint=f"see {log}")
         await self._drop_running()
         back = self._ledger.recover(await self._trainer.survivors())
         if back:

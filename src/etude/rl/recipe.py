@@ -1,19 +1,10 @@
-"""Settings of the loop, and the stage `rl`: which sections such a recipe has."""
+"""Settings of the loop: how much is learned from what, how old it may be, and what ends it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from etude.agent.recipe import AgentRecipe
-from etude.bench.recipe import EvalRecipe
 from etude.errors import RecipeError
-from etude.inference.recipe import EngineRecipe
-from etude.models.recipe import ModelRecipe
-from etude.rewards.recipe import RewardRecipe
-from etude.sandbox.recipe import SandboxRecipe
-from etude.tasks.recipe import TasksRecipe
-from etude.train.recipe import TrainRecipe
-from etude.weights.recipe import WeightsRecipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,20 +60,3 @@ class BudgetRecipe:
     """Seconds of training, over all resumptions; evaluation is not counted."""
     steps: int | None = None
     """Optimizer steps; unset: no limit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RLStage:
-    """Every section of a recipe with stage = "rl"."""
-
-    model: ModelRecipe
-    tasks: TasksRecipe
-    sandbox: SandboxRecipe = field(default_factory=SandboxRecipe)
-    agent: AgentRecipe = field(default_factory=AgentRecipe)
-    reward: RewardRecipe = field(default_factory=RewardRecipe)
-    rl: RLRecipe = field(default_factory=RLRecipe)
-    train: TrainRecipe = field(default_factory=TrainRecipe)
-    engine: EngineRecipe = field(default_factory=EngineRecipe)
-    weights: WeightsRecipe = field(default_factory=WeightsRecipe)
-    eval: EvalRecipe = field(default_factory=EvalRecipe)
-    budget: BudgetRecipe = field(default_factory=BudgetRecipe)

@@ -1,7 +1,7 @@
 """A run's folder: its files, its lock, its state.
 
-    runs/NAME/ recipe.toml run.json metrics.jsonl ledger.sqlite groups/ batches/ episodes/ weights/ checkpoints/ logs/
-               result.json report.html
+    runs/NAME/ recipe.toml run.json metrics.jsonl ledger.sqlite groups/ batches/ episodes/ evals/ weights/ checkpoints/
+               logs/ result.json report.html
 
 `run.json` says what ran where and which phase it is in; it is replaced whole. The lock is held by the process that
 works in the folder and vanishes with it, however it ends.
@@ -48,10 +48,12 @@ class RunFolder:
         """Make the folder with its resolved recipe. Errors: RunError if it is there or cannot be written."""
         try:
             path.mkdir(parents=True)
-            for name in ("groups", "batches", "episodes", "checkpoints", "logs"):
+            for name in ("groups", "batches", "episodes", "evals", "checkpoints", "logs"):
                 (path / name).mkdir()
         except OSError as error:
-            raise RunError(f"cannot make the run's folder {path}", cause=str(error), hint="choose another --run") from error
+            raise RunError(
+                f"cannot make the run's folder {path}", cause=str(error), hint="choose another --run"
+            ) from error
         write_bytes(path / "recipe.toml", resolved_text(stage, recipe).encode())
         folder = cls(path)
         folder._write(
@@ -74,14 +76,18 @@ class RunFolder:
         """Errors: RunError if this is no run of our format."""
         folder = cls(path)
         if folder.info().get("format") != FORMAT:
-            raise RunError(f"{path} has format {folder.info().get('format')!r}", hint=f"this Etude reads format {FORMAT}")
+            raise RunError(
+                f"{path} has format {folder.info().get('format')!r}", hint=f"this Etude reads format {FORMAT}"
+            )
         return folder
 
     def info(self) -> dict[str, Any]:
         try:
             info: dict[str, Any] = json.loads((self.path / "run.json").read_text())
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.path} is not a run", cause=str(error), hint="`etude runs list` shows them") from error
+            raise RunError(
+                f"{self.path} is not a run", cause=str(error), hint="`etude runs list` shows them"
+            ) from error
         return info
 
     @property
@@ -114,7 +120,9 @@ class RunFolder:
                 file.seek(0)
                 holder = file.read().strip() or "another process"
                 hint = f"`etude runs stop {self.path.name}` ends it"
-                raise RunError(f"run {self.path.name} is in use", cause=f"process {holder} works on it", hint=hint) from error
+                raise RunError(
+                    f"run {self.path.name} is in use", cause=f"process {holder} works on it", hint=hint
+                ) from error
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()

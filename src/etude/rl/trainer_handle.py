@@ -6,19 +6,21 @@ the loop then replays the batches after it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 from etude.rl.processes import Workers
 from etude.train.client import TrainerClient, TrainerState
-from etude.weights.store import WeightStore
-from etude.weights.subscribe import surviving
+from etude.types import Version
+from etude.weights.manifests import lineage
+from etude.weights.store import Store
 
 
 class ManagedTrainer:
     """One trainer process; `step` and `incarnation` are what it last said."""
 
-    def __init__(self, workers: Workers, store: WeightStore, role: str = "trainer") -> None:
+    def __init__(self, workers: Workers, store: Store, role: str = "trainer") -> None:
         self._workers = workers
         self._store = store
         self._role = role
@@ -33,6 +35,10 @@ class ManagedTrainer:
     @property
     def step(self) -> int:
         return self.state.step
+
+    @property
+    def version(self) -> Version:
+        return self.state.version
 
     @property
     def incarnation(self) -> int:
@@ -64,4 +70,4 @@ class ManagedTrainer:
 
     async def survivors(self) -> Callable[[int, int], bool]:
         """Whether version (incarnation, n) is in the surviving lineage, as the store says now."""
-        return await surviving(self._store)
+        return (await asyncio.to_thread(lineage, self._store)).survives

@@ -12,7 +12,6 @@ import ctypes
 import errno
 import os
 import stat
-import sys
 
 _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS = 0x02
@@ -39,11 +38,15 @@ class Workspace:
         self._root = os.open(root, _FOLDER)
         self._max_bytes = max_bytes
 
+    def mend(self) -> None:
+        """Give the root folder its permissions back, whatever a program did to them."""
+        os.fchmod(self._root, 0o755)
+
     def read(self, path: str) -> bytes:
         """Errors: FileNotFoundError, IsADirectoryError, PermissionError, OSError(EFBIG)."""
         file = self._open(path, _READ)
         try:
-            self._check_regular(os.fstat(file), path)
+            _check_kind(os.fstat(file), path)
             return self._read_all(file, path)
         finally:
             os.close(file)
@@ -53,11 +56,11 @@ class Workspace:
         folder, name = os.path.split(_clean(path))
         parent = self._make_folder(folder)
         try:
-            old = self._look(parent, name)
+            old = _look(parent, name)
             if old is not None:
                 if stat.S_ISLNK(old.st_mode):
                     raise refused(errno.EACCES, "is a link: write to the file that it leads to", path)
-                self._check_kind(old, path)
+                _check_kind(old, path)
             if mode is None:
                 mode = stat.S_IMODE(old.st_mode) if old is not None else 0o644
             _write_whole(parent, name, data, mode)
@@ -67,7 +70,8 @@ class Workspace:
     def walk(self) -> list[tuple[str, os.stat_result]]:
         """Everything below the workspace, folders before what they hold, links as links.
 
-        Names that are not UTF-8, and paths too long for the kernel, are left out: no tool could name them.
+        Names that are not UTF-8, and paths too long for the kernel, are left out: no tool could name them. A program
+        cannot hide its files by taking permissions away: the owner's are given back on the way.
         """
         found: list[tuple[str, os.stat_result]] = []
         todo = [""]
@@ -77,11 +81,9 @@ class Workspace:
                 path = f"{folder}/{name}" if folder else name
                 try:
                     path.encode()
-                    handle = self._open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+                    status = self._status(path)
                 except (UnicodeEncodeError, OSError):
                     continue
-                status = os.fstat(handle)
-                os.close(handle)
                 found.append((path, status))
                 if stat.S_ISDIR(status.st_mode):
                     todo.append(path)
@@ -109,7 +111,7 @@ class Workspace:
                 total += status.st_size
                 if total > self._max_bytes:
                     raise refused(errno.EFBIG, "the workspace claims more bytes than its disk has", path)
-                blobs.append(self._read_own(path, mode))
+                blobs.append(self.read(path))
                 entries.append([path, "f", mode, len(blobs[-1])])
         return entries, blobs
 
@@ -164,35 +166,24 @@ class Workspace:
                 os.close(parent)
             return self._open(path, _FOLDER)
 
-    def _names(self, folder: str) -> list[str]:
+    def _status(self, path: str) -> os.stat_result:
+        handle = self._open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            handle = self._open(folder, _FOLDER)
-        except PermissionError:
-            # A program cannot hide files by taking permissions away: the folder is its own, and so is ours.
-            above = self._open(os.path.dirname(folder), _FOLDER)
-            os.chmod(os.path.basename(folder), 0o700, dir_fd=above)
-            os.close(above)
-            handle = self._open(folder, _FOLDER)
+            status = os.fstat(handle)
+            needed = stat.S_IRWXU if stat.S_ISDIR(status.st_mode) else stat.S_IRUSR
+            if not stat.S_ISLNK(status.st_mode) and status.st_mode & needed != needed:
+                os.chmod(f"/proc/self/fd/{handle}", stat.S_IMODE(status.st_mode) | needed)
+                status = os.fstat(handle)
+            return status
+        finally:
+            os.close(handle)
+
+    def _names(self, folder: str) -> list[str]:
+        handle = self._open(folder, _FOLDER)
         try:
             return os.listdir(handle)
         finally:
             os.close(handle)
-
-    def _read_own(self, path: str, mode: int) -> bytes:
-        above = self._open(os.path.dirname(path), _FOLDER)
-        name = os.path.basename(path)
-        try:
-            if not mode & stat.S_IRUSR:
-                os.chmod(name, mode | stat.S_IRUSR, dir_fd=above)
-            file = os.open(name, _READ | os.O_NOFOLLOW, dir_fd=above)
-            try:
-                return self._read_all(file, path)
-            finally:
-                os.close(file)
-                if not mode & stat.S_IRUSR:
-                    os.chmod(name, mode, dir_fd=above)
-        finally:
-            os.close(above)
 
     def _read_all(self, file: int, path: str) -> bytes:
         if os.fstat(file).st_size > self._max_bytes:
@@ -209,22 +200,19 @@ class Workspace:
         finally:
             os.close(above)
 
-    def _check_regular(self, status: os.stat_result, path: str) -> None:
-        self._check_kind(status, path)
 
-    @staticmethod
-    def _check_kind(status: os.stat_result, path: str) -> None:
-        if stat.S_ISDIR(status.st_mode):
-            raise refused(errno.EISDIR, "is a folder", path)
-        if not stat.S_ISREG(status.st_mode):
-            raise refused(errno.EACCES, "is not a regular file", path)
+def _check_kind(status: os.stat_result, path: str) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise refused(errno.EISDIR, "is a folder", path)
+    if not stat.S_ISREG(status.st_mode):
+        raise refused(errno.EACCES, "is not a regular file", path)
 
-    @staticmethod
-    def _look(parent: int, name: str) -> os.stat_result | None:
-        try:
-            return os.stat(name, dir_fd=parent, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
+
+def _look(parent: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def _clean(path: str) -> str:
@@ -257,6 +245,3 @@ def encode_error(error: OSError) -> dict[str, object]:
     """What the host needs to raise the same error."""
     path = error.filename if isinstance(error.filename, str) else ""
     return {"errno": error.errno or errno.EIO, "why": error.strerror or str(error), "path": path}
-
-
-assert sys.platform == "linux"

@@ -31,6 +31,8 @@ class SandboxRecipe:
     """Size of /workspace, /tmp and /dev/shm together. Files are kept in memory."""
     output_kb: int = 256
     """Of stdout, stderr and the result channel, each; what is beyond is dropped and reported as truncated."""
+    nice: int = 10
+    """Priority of everything inside below that of Etude's own processes (0: equal, 19: last)."""
     python: str = "auto"
     """Absolute path of the interpreter inside. auto: the one that runs Etude if a sandbox can read it, else the
     system's."""
@@ -48,7 +50,7 @@ class SandboxRecipe:
             )
         bounds = {
             "spares": (0, 10_000), "memory_mb": (32, 1 << 20), "pids": (2, 30_000), "disk_mb": (1, 1 << 16),
-            "output_kb": (1, 1 << 16), "timeout_s": (0.01, 86_400.0),
+            "output_kb": (1, 1 << 16), "nice": (0, 19), "timeout_s": (0.01, 86_400.0),
         }  # fmt: skip
         for name, (low, high) in bounds.items():
             value = getattr(self, name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import builtins
 import collections
-import copy
 import datetime
 import decimal
 import fractions
@@ -53,7 +52,7 @@ _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Module:
-    """The names that a module binds at its top level, and how each could travel along with a function."""
+    """The names that a stripped module binds at its top level, and how each could travel along with a function."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.imports: dict[str, tuple[str, str]] = {}
@@ -66,7 +65,7 @@ class Module:
         bound: collections.Counter[str] = collections.Counter()
         for position, statement in enumerate(tree.body):
             self._bind(position, statement, bound)
-        moved = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+        moved = {name for node in statements(tree.body) if isinstance(node, ast.Global) for name in node.names}
         for name in moved | {name for name, times in bound.items() if times > 1}:
             for table in (self.imports, self.constants, self.functions):
                 table.pop(name, None)
@@ -89,19 +88,22 @@ class Module:
             bound[statement.name] += 1
             self.functions[statement.name] = (position, statement)
             return
-        for node in ast.walk(statement):  # whatever a branch or a class binds is not known for certain
-            if isinstance(node, (*_FUNCTION, ast.ClassDef)):
-                bound[node.name] += 2
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                bound[node.id] += 2
+        if isinstance(statement, (*_FUNCTION, ast.ClassDef)):
+            bound[statement.name] += 2
+        elif not isinstance(statement, ast.Expr):
+            for node in ast.walk(statement):  # what a branch binds is not known for certain
+                if isinstance(node, (*_FUNCTION, ast.ClassDef)):
+                    bound[node.name] += 2
+                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    bound[node.id] += 2
 
     def needs(self, name: str) -> frozenset[str] | None:
         """Names that the constant or function `name` needs, or None when it must not travel."""
         if name not in self._needs:
             if name in self.functions:
-                stripped = strip(self.functions[name][1])
-                self._sources[name] = ast.unparse(stripped)
-                self._needs[name] = free_names(self._sources[name]) if is_harmless(stripped) else None
+                function = self.functions[name][1]
+                self._sources[name] = ast.unparse(function)
+                self._needs[name] = free_names(self._sources[name]) if is_harmless(function) else None
             else:
                 source = self.constants[name][1]
                 self._sources[name] = source
@@ -198,44 +200,49 @@ def free_names(source: str) -> frozenset[str] | None:
     return frozenset(found)
 
 
-class _Strip(ast.NodeTransformer):
-    """Drops docstrings, annotations and decorators at every depth."""
-
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
-        node.decorator_list, node.returns = [], None
-        arguments = node.args
-        extra = [arguments.vararg] if arguments.vararg else []
-        extra += [arguments.kwarg] if arguments.kwarg else []
-        for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra]:
-            argument.annotation = None
-        self.generic_visit(node)
-        node.body = _without_strings(node.body)
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        self.generic_visit(node)
-        if node.value is None:
-            return None
-        return ast.copy_location(ast.Assign(targets=[node.target], value=node.value), node)
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """All statements of `body` at every depth; expressions, where most nodes are, are not entered."""
+    for node in body:
+        yield node
+        for block in blocks(node):
+            yield from statements(block)
 
 
-def _without_strings(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The body without statements that are only a constant (docstrings, `...`); `pass` when nothing is left."""
-    kept = [item for item in body if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant))]
-    return kept or [ast.Pass()]
+def blocks(node: ast.stmt) -> list[list[ast.stmt]]:
+    """The lists of statements that a compound statement holds."""
+    if isinstance(node, ast.Match):
+        return [case.body for case in node.cases]
+    found = [getattr(node, field) for field in ("body", "orelse", "finalbody") if getattr(node, field, None)]
+    return found + [handler.body for handler in getattr(node, "handlers", ())]
 
 
-def strip(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.FunctionDef | ast.AsyncFunctionDef:
-    """A copy of `function` without docstrings, annotations and decorators; the argument is left as it was."""
-    stripped = _Strip().visit(copy.deepcopy(function))
-    for node in ast.walk(stripped):  # an annotation without a value may have been all of a branch
-        for field in ("body",):
-            if isinstance(getattr(node, field, None), list) and not getattr(node, field):
-                setattr(node, field, [ast.Pass()])
-    return ast.fix_missing_locations(stripped)
+def strip(body: list[ast.stmt]) -> None:
+    """Drops docstrings, annotations and decorators of all functions under `body`, in place (a copy costs ten parses)."""
+    for node in statements(body):
+        if isinstance(node, _FUNCTION):
+            node.decorator_list, node.returns = [], None
+            arguments = node.args
+            extra = [argument for argument in (arguments.vararg, arguments.kwarg) if argument]
+            for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra]:
+                argument.annotation = None
+            node.body[:] = [item for item in node.body if not _is_bare_constant(item)] or [ast.Pass()]
+        for block in blocks(node):
+            _unannotate(block)
+    _unannotate(body)
+
+
+def _is_bare_constant(node: ast.stmt) -> bool:
+    """A docstring or `...`."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _unannotate(block: list[ast.stmt]) -> None:
+    """`x: int = 1` becomes `x = 1`; `x: int` goes, and leaves `pass` where it was alone."""
+    if any(isinstance(item, ast.AnnAssign) for item in block):
+        kept: list[ast.stmt] = []
+        for item in block:
+            if not isinstance(item, ast.AnnAssign):
+                kept.append(item)
+            elif item.value is not None:
+                kept.append(ast.copy_location(ast.Assign(targets=[item.target], value=item.value), item))
+        block[:] = kept or [ast.Pass()]

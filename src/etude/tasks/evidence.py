@@ -299,14 +299,9 @@ class _Uses(ast.NodeVisitor):
         self._iterated(node.target, node.iter)
         self.generic_visit(node)
 
-    def visit_comprehension(self, node: ast.comprehension) -> None:
-        self._iterated(node.target, node.iter)
-        self.generic_visit(node)
-
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
-        # The generators first: they name the loop variables that the element uses.
         for generator in node.generators:
-            self.visit(generator)
+            self._iterated(generator.target, generator.iter)
         self.generic_visit(node)
 
     visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _comprehension

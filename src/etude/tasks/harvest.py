@@ -22,13 +22,17 @@ import msgspec
 import zstandard
 
 from etude.errors import TaskError
-from etude.tasks.closure import Module, free_names, is_harmless, is_plain, strip
+from etude.tasks.closure import Module, free_names, is_harmless, is_plain, statements, strip
 from etude.tasks.packages import Package, sources
 
 MIN_LINES, MAX_LINES = 3, 20
 """Of a function after stripping, its `def` line included."""
 MAX_LINE_CHARS = 100
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef
+_NAMED = (ast.Name, ast.arg, ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.Nonlocal, *_FUNCTION)
+"""Nodes whose strings are names of variables; those of attributes and keywords are not."""
+_IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "returns", "annotation", "decorator_list", "type_params"})
 _SKIPPED_DECORATORS = frozenset({"overload", "abstractmethod", "contextmanager", "asynccontextmanager", "fixture"})
 
 
@@ -80,38 +84,41 @@ def read_module(text: str, *, module: str, package: Package) -> Iterator[Functio
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
+    found = [(name, node, _is_free(name, node)) for name, node in _functions(tree.body, "") if not _is_stub(node)]
+    strip(tree.body)
     scope = Module(tree)
-    for qualname, node, method in _functions(tree.body, ""):
-        stripped = strip(node)
-        source = ast.unparse(stripped)
+    for qualname, node, free in found:
+        if sum(1 for _ in statements(node.body)) >= MAX_LINES:
+            continue
+        source = ast.unparse(node)
         lines = source.split("\n")
         if not MIN_LINES <= len(lines) <= MAX_LINES or max(map(len, lines)) > MAX_LINE_CHARS or not source.isascii():
             continue
-        if _is_stub(node):
-            continue
-        prelude = None if method else _prelude(stripped, source, scope)
+        prelude = _prelude(node, source, scope) if free else None
         yield Function(
             package=package.name, version=package.version, licence=package.licence, module=module, qualname=qualname,
             name=node.name, source=source, prelude=prelude or "", lines=len(lines), callable=prelude is not None,
-            body_key=body_key(source),
+            body_key=_key(node, _local_names(source)),
         )  # fmt: skip
 
 
-def _functions(
-    body: list[ast.stmt], prefix: str
-) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, bool]]:
-    """(qualified name, node, whether it takes self or cls), also of classes and of branches of modules."""
+def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, _Definition]]:
+    """(qualified name, node) of functions and methods, also of those in branches of modules and classes."""
     for node in body:
         if isinstance(node, _FUNCTION):
-            free = not prefix or any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in node.decorator_list)
-            yield prefix + node.name, node, not free
+            yield prefix + node.name, node
         elif isinstance(node, ast.ClassDef):
             yield from _functions(node.body, f"{prefix}{node.name}.")
         elif isinstance(node, ast.If | ast.Try):
             yield from _functions([*node.body, *node.orelse], prefix)
 
 
-def _is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _is_free(qualname: str, node: _Definition) -> bool:
+    """True when neither an instance nor a class is its first argument."""
+    return qualname == node.name or any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in node.decorator_list)
+
+
+def _is_stub(node: _Definition) -> bool:
     """True for overloads, abstract methods and context managers, whose text alone means little."""
     for decorator in node.decorator_list:
         target = decorator.func if isinstance(decorator, ast.Call) else decorator
@@ -121,7 +128,7 @@ def _is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return False
 
 
-def _prelude(stripped: ast.FunctionDef | ast.AsyncFunctionDef, source: str, scope: Module) -> str | None:
+def _prelude(stripped: _Definition, source: str, scope: Module) -> str | None:
     """What the function needs to run alone, or None when it cannot be called on plain values."""
     arguments = stripped.args
     takes_something = arguments.posonlyargs or arguments.args or arguments.vararg
@@ -140,23 +147,33 @@ def body_key(source: str) -> str:
 
     Constants, attributes and global names count; so `a + 1` and `b + 1` are one body and `a + 2` another.
     """
-    tree = ast.parse(source)
-    local = _local_names(source)
+    return _key(ast.parse(source).body[0], _local_names(source))
+
+
+def _key(node: ast.AST, local: set[str]) -> str:
     numbers: dict[str, str] = {}
+    parts: list[str] = []
 
-    def rename(name: str) -> str:
-        return numbers.setdefault(name, f"_{len(numbers)}") if name in local else name
+    def visit(value: object) -> None:
+        if isinstance(value, ast.AST):
+            parts.append(type(value).__name__)
+            named = isinstance(value, _NAMED)
+            for field in value._fields:
+                if field in _IGNORED_FIELDS:
+                    continue
+                child = getattr(value, field, None)
+                if named and isinstance(child, str) and child in local:
+                    child = numbers.setdefault(child, str(len(numbers)))
+                visit(child)
+        elif isinstance(value, list):
+            parts.append(f"[{len(value)}")
+            for item in value:
+                visit(item)
+        else:
+            parts.append(repr(value))
 
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            node.id = rename(node.id)
-        elif isinstance(node, ast.arg):
-            node.arg = rename(node.arg)
-        elif isinstance(node, _FUNCTION):
-            node.name = rename(node.name)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            node.name = rename(node.name)
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+    visit(node)
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
 def _local_names(source: str) -> set[str]:

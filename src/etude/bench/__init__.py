@@ -1,0 +1,1 @@
+"""Measuring policies: run a suite of tasks several times, estimate, compare. Trains nothing."""

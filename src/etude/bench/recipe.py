@@ -1,0 +1,36 @@
+"""Settings of evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from etude.errors import RecipeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRecipe:
+    """How held-out tasks are measured; every policy that is compared gets the same."""
+
+    every: int = 0
+    """Optimizer steps between evaluations during training; 0, before and after only, is what there is so far."""
+    tasks: int | None = None
+    """Only the first so many held-out tasks; unset: all."""
+    engines: int = 1
+    """Engine processes that share the attempts. Training stands still meanwhile: its core can be used."""
+    k: int = 8
+    """Attempts at each task."""
+    token_budget: int = 256
+    """Tokens that an attempt may sample; one that has used them up is graded as it stands."""
+    temperature: float = 1.0
+    """Of sampling; above 0, or all attempts would be the same."""
+    seed: int = 0
+    """Of sampling: task and attempt number decide the rest."""
+
+    def __post_init__(self) -> None:
+        for name in ("k", "token_budget", "engines"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"eval.{name} = {getattr(self, name)} must be at least 1")
+        if self.every != 0:
+            raise RecipeError(f"eval.every = {self.every} is not supported", hint="0: before and after only")
+        if not self.temperature > 0:
+            raise RecipeError(f"eval.temperature = {self.temperature} must be above 0")

@@ -1,0 +1,204 @@
+"""Recipe + role -> live objects. The only place that wires rooms together.
+
+Commands and worker processes come here; everything heavy is imported by the function that needs it, so that checking a
+recipe loads no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from etude import config
+from etude.errors import RecipeError, RunError
+
+if TYPE_CHECKING:
+    from etude.frames import Handler
+    from etude.rl.run_folder import RunFolder
+    from etude.rl.stage import RLStage
+
+
+def stages() -> dict[str, type[Any]]:
+    """The stages that a recipe can name."""
+    from etude.rl.stage import RLStage
+    from etude.train.pretrain_recipe import PretrainStage, SFTStage
+
+    return {"rl": RLStage, "pretrain": PretrainStage, "sft": SFTStage}
+
+
+def load_recipe(path: Path, overrides: Sequence[str], *, stage: str) -> Any:
+    """The dataclass of a recipe that must be of this stage. Errors: RecipeError."""
+    tree = config.override(config.read_tree(path), overrides)
+    if tree.get("stage") != stage:
+        raise RecipeError(
+            f"{path} has stage = {tree.get('stage')!r}",
+            hint=f"`etude {tree.get('stage')} {path}` runs it, or choose another",
+        )
+    recipe = config.build(tree, stages(), source=str(path))
+    if stage == "rl":
+        _check_rl(recipe)
+    return recipe
+
+
+def _check_rl(stage: RLStage) -> None:
+    """What one section must keep because of another."""
+    from etude.rewards.length import validate
+
+    agent = stage.agent
+    validate(stage.reward, context_tokens=agent.context_tokens, max_calls=agent.max_calls, max_turns=agent.max_turns)
+    if stage.rl.group_size > agent.max_episodes:
+        raise RecipeError(
+            f"rl.group_size = {stage.rl.group_size} exceeds agent.max_episodes = {agent.max_episodes}",
+            cause="a group's episodes run side by side",
+        )
+
+
+def saved_recipe(run: Path) -> RLStage:
+    """The resolved recipe of a run with stage rl."""
+    stage: RLStage = load_recipe(run / "recipe.toml", [], stage="rl")
+    return stage
+
+
+def store_url(run: Path) -> str:
+    """Where a run publishes its versions."""
+    return saved_recipe(run).weights.url(run)
+
+
+# Worker processes
+
+
+async def worker_handlers(run: Path, role: str, stack: contextlib.AsyncExitStack) -> dict[str, Handler]:
+    """What the process of this role serves. Errors: RunError for an unknown role."""
+    stage = saved_recipe(run)
+    kind = role.partition("-")[0]
+    if kind == "trainer":
+        return await asyncio.to_thread(_trainer, run, stage, stack)
+    if kind in ("engine", "eval"):
+        return await _engine(run, stage, role, stack, follows=kind == "engine")
+    raise RunError(f"no worker role {role!r}", hint="trainer, engine, eval-N")
+
+
+def _trainer(run: Path, stage: RLStage, stack: contextlib.AsyncExitStack) -> dict[str, Handler]:
+    from etude.models.load import load_model
+    from etude.train.losses import Correction
+    from etude.train.service import open_trainer
+    from etude.weights.store import open_store
+
+    trainer = open_trainer(
+        model=load_model(stage.model.path),
+        store=open_store(stage.weights.url(run)),
+        checkpoints=run / "checkpoints",
+        recipe=stage.train,
+        weights=stage.weights,
+        correction=Correction(kind=stage.rl.correction, clip=stage.rl.clip),
+        temperature=1.0,
+    )
+    stack.callback(trainer.close)
+    return trainer.handlers()
+
+
+async def _engine(
+    run: Path, stage: RLStage, role: str, stack: contextlib.AsyncExitStack, *, follows: bool
+) -> dict[str, Handler]:
+    from etude.inference.service import handlers
+    from etude.inference.torch_engine import TorchEngine
+    from etude.models.load import load_model
+    from etude.weights.store import open_store
+    from etude.weights.subscribe import Subscriber, fetch
+
+    store = open_store(stage.weights.url(run))
+
+    async def download(manifest: Any) -> Any:
+        return await asyncio.to_thread(fetch, store, manifest)
+
+    model = await asyncio.to_thread(load_model, stage.model.path)
+    engine = TorchEngine(model, stage.engine, fetch=download)
+    stack.push_async_callback(engine.close)
+    if follows:
+        reader = Subscriber(store, holder=f"{run.name}-{role}", poll_s=stage.weights.poll_s)
+
+        async def follow() -> None:
+            async for manifest in reader.manifests():
+                await engine.load(manifest)
+
+        following = asyncio.create_task(follow())
+        stack.callback(following.cancel)
+    return handlers(engine)
+
+
+# The orchestrator of a run
+
+
+def run_rl(folder: RunFolder, stage: RLStage, *, started: float) -> dict[str, Any]:
+    """Go through the run's phases; returns its result. KeyboardInterrupt stops it cleanly: call it again to go on."""
+    with folder.lock():
+        result = asyncio.run(_run_rl(folder, stage, started))
+        from etude.report.html import build_report
+
+        build_report(folder.path)
+        return result
+
+
+def resume_run(run: Path) -> dict[str, Any]:
+    """Go on with a run from its own saved recipe. A finished run just gives its result."""
+    import time
+
+    from etude.rl.run_folder import RunFolder
+
+    return run_rl(RunFolder.open(run), saved_recipe(run), started=time.time())
+
+
+async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str, Any]:
+    from etude.agent.policy import TokenLimits, engine_policies
+    from etude.agent.runner import Runner
+    from etude.data.render import open_renderer
+    from etude.metrics import JsonlRecorder
+    from etude.models.recipe import model_folder
+    from etude.rewards.combine import score
+    from etude.rewards.verify import collect
+    from etude.rl.engines import ManagedEngine
+    from etude.rl.phases import Parts, run_phases
+    from etude.rl.processes import Workers
+    from etude.rl.trainer_handle import ManagedTrainer
+    from etude.sandbox.pool import NamespacePool
+    from etude.tasks.file import load_tasks
+    from etude.weights.store import open_store
+
+    renderer = open_renderer(model_folder(stage.model.path), stage.agent.tools)
+    train_tasks, heldout_tasks = load_tasks(stage.tasks.train), load_tasks(stage.tasks.heldout)
+    store = open_store(stage.weights.url(folder.path))
+    workers = Workers(folder.path, threads={"trainer": stage.train.threads, "engine": stage.engine.threads})
+    recorder = JsonlRecorder(folder.path / "metrics.jsonl")
+    try:
+        async with NamespacePool(stage.sandbox) as pool:
+            engine = ManagedEngine(workers, "engine")
+            limits = TokenLimits(context_tokens=stage.agent.context_tokens, reply_tokens=stage.agent.reply_tokens)
+            runner = Runner(
+                pool=pool,
+                make_policy=engine_policies(engine, renderer, limits),
+                recipe=stage.agent,
+                collect=collect,
+                score=functools.partial(score, recipe=stage.reward),
+                infra_retries=stage.rl.infra_retries,
+                seed=stage.rl.seed,
+            )
+            parts = Parts(
+                folder=folder, stage=stage, workers=workers, store=store, pool=pool, renderer=renderer, engine=engine,
+                trainer=ManagedTrainer(workers, store), runner=runner, train_tasks=train_tasks,
+                heldout_tasks=heldout_tasks, recorder=recorder,
+            )  # fmt: skip
+            return await run_phases(parts, started=started)
+    finally:
+        await workers.close()
+        recorder.close()
+
+
+def check_run(run: Path, *, only: str | None = None) -> dict[str, list[str]]:
+    """Problems by check, read from the run's files alone. Errors: RunError for an unknown check."""
+    from etude.rl.audit import audit_run
+
+    return audit_run(run, store_url(run), only=only)

@@ -1,0 +1,203 @@
+"""The host's side of the nest: one bubblewrap a pool, from which every sandbox of the pool is forked.
+
+    start()  -> bubblewrap (as a user without rights if we are root) -> Python in it -> rules and limits -> ready
+    spawn()  -> one end of a socket over to the nest -> the new sandbox speaks -> its cgroup -> Channel
+
+Everything below dies with this process: bubblewrap is told so, the nest is process 1 of bubblewrap's pid namespace,
+and every sandbox ends when its socket closes. What it does not do: keep a stock (pool.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import socket
+import struct
+from collections.abc import Awaitable
+from dataclasses import asdict
+from typing import TypeVar
+
+from etude.errors import SandboxError
+from etude.sandbox import limits, seccomp, tree
+from etude.sandbox.channel import Channel, make_socket, peer_pid, send_end
+from etude.sandbox.inside_zygote import Config
+from etude.sandbox.recipe import SandboxRecipe
+
+START_S = 30.0
+_BASE_MEMORY = 16 << 20
+"""Bytes beside the recipe's, for process 1."""
+T = TypeVar("T")
+
+
+class Nest:
+    """Starts sandboxes. Use: `await nest.start()`, any number of `spawn()`, `await nest.close()`."""
+
+    def __init__(self, recipe: SandboxRecipe, python: tree.Python, groups: limits.Cgroups | None) -> None:
+        self._recipe = recipe
+        self._python = python
+        self._groups = groups
+        self._numbers = itertools.count()
+        self._process: asyncio.subprocess.Process | None = None
+        self._control: socket.socket | None = None
+        self._log = bytearray()
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Errors: SandboxError with bubblewrap's own words and what to do about them."""
+        config = self._config()
+        try:
+            rules = seccomp.program(memory_is_counted=self._groups is not None)
+        except (ImportError, OSError, RuntimeError) as error:
+            raise SandboxError(
+                "no sandbox can be started", cause=f"no system-call filter: {error}", hint="apt install libseccomp2"
+            ) from error
+        self._control, theirs = socket.socketpair()
+        self._control.setblocking(False)
+        open_files: list[int] = []
+        as_nobody = {"user": tree.ROOT_RUNS_AS, "group": tree.ROOT_RUNS_AS, "extra_groups": []}
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *tree.command(self._python, open_files),
+                stdin=theirs,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=open_files,
+                env={},
+                cwd="/",
+                process_group=0,  # Ctrl-C is for Etude; a session of its own would defeat `nice` (autogroups)
+                **(as_nobody if os.geteuid() == 0 else {}),
+            )
+        except OSError as error:
+            raise SandboxError("bubblewrap cannot be started", cause=str(error), hint=tree.BWRAP_HINT) from error
+        finally:
+            theirs.close()
+            for handle in open_files:
+                os.close(handle)
+        self._reading = asyncio.create_task(self._read_log(self._process))
+        header = json.dumps(asdict(config)).encode()
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(START_S):
+                await loop.sock_sendall(self._control, struct.pack(">II", len(header), len(rules)) + header + rules)
+                ready = await loop.sock_recv(self._control, 1)
+        except (TimeoutError, ConnectionError):
+            ready = b""
+        if not ready:
+            raise await self._failed_start()
+
+    def _config(self) -> Config:
+        recipe = self._recipe
+        return Config(
+            disk_bytes=recipe.disk_mb << 20,
+            memory_bytes=recipe.memory_mb << 20,
+            output_bytes=recipe.output_kb << 10,
+            pids=recipe.pids,
+            nice=recipe.nice,
+            watch_memory=self._groups is None,
+        )
+
+    def is_alive(self) -> bool:
+        """Its end of the control socket closes before the kernel kills the first of its sandboxes."""
+        if self._control is None:
+            return False
+        try:
+            return self._control.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    async def spawn(self) -> tuple[Channel, limits.Group | None]:
+        """A sandbox that nobody has used. Errors: SandboxError."""
+        if self._control is None or not self.is_alive():
+            raise SandboxError("no sandbox can be started", cause=self._last_words() or "the nest has ended")
+        number = next(self._numbers)
+        host, inside = make_socket()
+        try:
+            send_end(self._control, inside)
+        except OSError as error:
+            host.close()
+            raise SandboxError("no sandbox can be started", cause=f"the nest does not listen: {error}") from error
+        finally:
+            inside.close()
+        pid = await _in_time(peer_pid(host), host)
+        reader, writer = await asyncio.open_connection(sock=host)
+        if pid == 0:
+            writer.close()
+            raise SandboxError("a sandbox did not start", cause=self._last_words() or "it ended at once")
+        channel = Channel(f"{os.getpid()}-{number}", pid, (reader, writer), self._max_body(), self.is_alive)
+        try:
+            said, _ = await channel.read()
+            if "failed" in said:
+                raise SandboxError("a sandbox did not start", cause=str(said["failed"]), hint=hint_for(str(said)))
+            return channel, self._limit(number, pid)
+        except (EOFError, ValueError, OSError) as error:
+            channel.kill("it did not start")
+            raise SandboxError("a sandbox did not start", cause=str(error)) from error
+
+    def _limit(self, number: int, pid: int) -> limits.Group | None:
+        if self._groups is None:
+            return None
+        recipe = self._recipe
+        memory = ((recipe.memory_mb + recipe.disk_mb) << 20) + _BASE_MEMORY
+        group = self._groups.make(number, limits.Limits(memory_bytes=memory, pids=recipe.pids + 1, nice=recipe.nice))
+        group.add(pid)
+        return group
+
+    def _max_body(self) -> int:
+        return (self._recipe.disk_mb << 20) + 3 * (self._recipe.output_kb << 10) + (1 << 20)
+
+    async def close(self) -> None:
+        """End the nest and with it every sandbox of it."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        if self._reading is not None:
+            await self._reading
+
+    async def _read_log(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        while data := await process.stderr.read(4096):
+            self._log += data
+            del self._log[:-4096]
+
+    def _last_words(self) -> str:
+        return self._log.decode(errors="replace").strip()
+
+    async def _failed_start(self) -> SandboxError:
+        await self.close()
+        words = self._last_words() or "bubblewrap did not answer"
+        return SandboxError("no sandbox can be started", cause=words, hint=hint_for(words))
+
+
+async def _in_time(speaks: Awaitable[T], host: socket.socket) -> T:
+    try:
+        async with asyncio.timeout(START_S):
+            return await speaks
+    except BaseException as error:
+        host.close()
+        if isinstance(error, TimeoutError):
+            raise SandboxError("a sandbox did not start", cause=f"no answer in {START_S:.0f} s") from error
+        raise
+
+
+def hint_for(words: str) -> str | None:
+    """What to do about bubblewrap's message, for the refusals that machines are known for."""
+    if "proc" in words and "mount" in words:
+        return "a container hides parts of /proc: start it with --security-opt systempaths=unconfined, or run outside"
+    if "uid map" in words or "user namespace" in words or "unshare" in words or "Operation not permitted" in words:
+        return (
+            "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1 (old Debian), "
+            "sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 24.04 and newer), "
+            "sysctl user.max_user_namespaces=15000, or docker run --security-opt seccomp=unconfined"
+        )
+    if "No space left" in words:
+        return "too many namespaces: raise sysctl user.max_user_namespaces and user.max_mnt_namespaces"
+    return None

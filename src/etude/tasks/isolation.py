@@ -1,0 +1,110 @@
+"""Where harvested functions run while tasks are built: a Python behind bubblewrap, served over pipes.
+
+Where in the flow: checks -> **isolation** -> probe (the program inside). The functions come from published packages,
+and nobody has read them all: no network, no user files, nothing writable but a private /tmp, no environment.
+
+What it does not do: hold a workspace, limit a whole process tree or serve an agent; that is `etude.sandbox`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from etude.errors import SandboxError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What one call gave, see `probe`."""
+
+    text: str
+    wrap: str
+    arcs: int
+
+
+def _command(hash_seed: int) -> list[str]:
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise SandboxError(
+            "tasks cannot be built here", cause="bubblewrap (bwrap) is not installed", hint="apt install bubblewrap"
+        )
+    command = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    command += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    for hidden in ("/tmp", "/home", "/root", "/run", "/var", "/mnt", "/media", "/srv"):
+        if Path(hidden).is_dir() and not Path(hidden).is_symlink():
+            command += ["--tmpfs", hidden]
+    for needed in dict.fromkeys((sys.base_prefix, sys.prefix, str(PACKAGE))):
+        command += ["--ro-bind", needed, needed]
+    environment = {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(PACKAGE.parent), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+    for name, value in environment.items():
+        command += ["--setenv", name, value]
+    return [*command, "--chdir", "/tmp", sys.executable, "-B", "-m", "etude.tasks.probe"]
+
+
+class Prober:
+    """A probe process. Not thread-safe; use it as a context manager.
+
+    >>> with Prober(hash_seed=1) as prober:
+    ...     prober.trace(["def f(x):\\n    return x + 1"], [["f(1)"]], lines=1000)[0][0].text
+    '2'
+    """
+
+    def __init__(self, *, hash_seed: int) -> None:
+        self.process = subprocess.Popen(
+            _command(hash_seed), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def __enter__(self) -> Prober:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def trace(
+        self, sources: Sequence[str], calls: Sequence[Sequence[str]], *, lines: int
+    ) -> list[list[Observed]] | None:
+        """Calls of each source, all in one process, at most `lines` lines a call. None: the process did not survive."""
+        return self._ask({"mode": "trace", "sources": sources, "calls": calls, "lines": lines})
+
+    def apart(self, sources: Sequence[str], calls: Sequence[Sequence[str]]) -> list[list[Observed]]:
+        """The same, each call in a process of its own, as graders run it. No arcs."""
+        answer = self._ask({"mode": "apart", "sources": sources, "calls": calls})
+        assert answer is not None
+        return answer
+
+    def _ask(self, request: dict[str, object]) -> list[list[Observed]] | None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        if not line.endswith(b"\n"):
+            raise SandboxError("the isolated Python that tasks are built in ended", cause=self._last_words())
+        answer = json.loads(line)
+        if answer is None:
+            return None
+        return [[Observed(text, wrap, int(arcs, 16)) for text, wrap, arcs in entries] for entries in answer]
+
+    def _last_words(self) -> str:
+        assert self.process.stderr is not None
+        self.process.kill()
+        return self.process.stderr.read().decode(errors="replace").strip()[-500:] or f"exit {self.process.wait()}"
+
+    def close(self) -> None:
+        """End the process and everything in it."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()

@@ -1,0 +1,243 @@
+"""The program that runs harvested functions, inside the isolation that `isolation.Prober` puts around it.
+
+It reads JSON requests, one a line, from stdin and answers each with a line on its own copy of stdout. Every request is
+served by a fork, so that nothing a function does outlives it:
+
+    {"mode": "trace", "sources": [...], "calls": [[...], ...], "lines": N}   one fork; per source, per call an entry
+    {"mode": "apart", ...}                                                  one fork a call, as grading does
+
+An entry is [text, wrap, arcs]: the canonical text of the value; the name of the builtin that would turn the value into
+plain data, or ""; the line transitions that the call took, as a hexadecimal set of bits. A call that executes more than
+N lines ends as `timeout`: counting lines, not seconds, makes the outcome the same on every machine.
+
+What it does not do: isolate, choose calls, judge.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+import types
+from typing import Any
+
+from etude.sandbox.iorunner import PRELOADED, canonical, raised
+
+FILE = "solution.py"
+CALL_CPU_S = 1.0
+"""Backstop for what runs long without executing lines."""
+REQUEST_WALL_S = 20.0
+MAX_EXPIRED = 2
+"""So many calls of one source may run out of lines; the rest of its calls are `timeout` without being tried."""
+_WRAPS = (
+    (tuple, "tuple"), (list, "list"), (dict, "dict"), (set, "set"), (frozenset, "set"), (str, "str"), (int, "int"),
+    (float, "float"), (bytes, "bytes"), (bytearray, "bytes"), (range, "list"), (types.MappingProxyType, "dict"),
+)  # fmt: skip
+_BY_NAME = {
+    "dict_keys": "list", "dict_values": "list", "dict_items": "list", "deque": "list", "UserDict": "dict", "Decimal": "str",
+    "Fraction": "str", "date": "str", "datetime": "str", "time": "str", "timedelta": "str", "PosixPath": "str", "UserList": "list",
+    "PurePosixPath": "str", "memoryview": "bytes", "complex": "str", "UUID": "str", "type": "", "array": "list",
+}  # fmt: skip
+
+
+class Expired(BaseException):
+    """The call used up its lines or its CPU time."""
+
+
+def _wrap_of(value: object) -> str:
+    """Name of the builtin that turns the value into plain data; `iterator` for those that are consumed."""
+    kind = type(value)
+    if kind.__name__ in _BY_NAME:
+        return _BY_NAME[kind.__name__]
+    for base, name in _WRAPS:
+        if isinstance(value, base) and kind is not base:
+            return name
+        if kind is base:
+            return name if base in (bytearray, range, types.MappingProxyType) else ""
+    return "iterator" if hasattr(kind, "__next__") and hasattr(kind, "__iter__") else ""
+
+
+class _Tracer:
+    """Counts the lines that the source executes and notes which followed which."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.lines = 0
+        self.arcs: dict[int, int] = {}
+        self.mask = 0
+        self.depth = 0
+
+    def __call__(self, frame: types.FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename != FILE:
+            return None
+        last = 0
+
+        def local(frame: types.FrameType, event: str, argument: object) -> Any:
+            nonlocal last
+            if event == "line":
+                self.lines += 1
+                if self.lines > self.limit:
+                    raise Expired
+                number = frame.f_lineno
+                arc = last * 1_000 + number
+                last = number
+                bit = self.arcs.get(arc)
+                if bit is None:
+                    bit = self.arcs[arc] = len(self.arcs)
+                self.mask |= 1 << bit
+            return local
+
+        return local
+
+
+def _expire(signum: int, frame: object) -> None:
+    raise Expired
+
+
+def _execute(source: str) -> dict[str, Any] | str:
+    """The namespace of the executed module, or what went wrong."""
+    module = types.ModuleType("solution")
+    sys.modules["solution"] = module
+    try:
+        exec(compile(source, FILE, "exec", dont_inherit=True), module.__dict__)
+    except Exception as error:
+        return raised(error)
+    return module.__dict__
+
+
+def _call(call: types.CodeType, namespace: dict[str, Any], tracer: _Tracer) -> tuple[str, str]:
+    tracer.lines = tracer.mask = 0
+    signal.setitimer(signal.ITIMER_PROF, CALL_CPU_S)
+    sys.settrace(tracer)
+    try:
+        value = eval(call, namespace)
+        sys.settrace(None)
+        text = canonical(value)
+        return text, _wrap_of(value) if text.startswith("object ") else ""
+    except Expired:
+        return "timeout", ""
+    except BaseException as error:
+        return raised(error), ""
+    finally:
+        sys.settrace(None)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _trace_all(request: dict[str, Any]) -> list[list[list[str]]]:
+    signal.signal(signal.SIGPROF, _expire)
+    answers = []
+    for source, calls in zip(request["sources"], request["calls"], strict=True):
+        namespace = _execute(source)
+        tracer = _Tracer(request["lines"])
+        entries: list[list[str]] = []
+        expired = 0
+        for call in calls:
+            if isinstance(namespace, str) or expired >= MAX_EXPIRED:
+                entries.append([namespace if isinstance(namespace, str) else "timeout", "", "0"])
+                continue
+            try:
+                code = compile(call, "<call>", "eval")
+            except (SyntaxError, ValueError) as error:
+                entries.append([raised(error), "", "0"])
+                continue
+            text, wrap = _call(code, namespace, tracer)
+            expired += text == "timeout"
+            entries.append([text, wrap, f"{tracer.mask:x}"])
+        answers.append(entries)
+    return answers
+
+
+def _apart(source: types.CodeType | None, call: str) -> list[str]:
+    """One call in this process, which exists for it alone."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, CALL_CPU_S)
+    if source is None:
+        return ["raises SyntaxError", "", "0"]
+    module = types.ModuleType("solution")
+    sys.modules["solution"] = module
+    try:
+        exec(source, module.__dict__)
+        return [canonical(eval(call, module.__dict__)), "", "0"]
+    except BaseException as error:
+        return [raised(error), "", "0"]
+
+
+def _forked(work: Any, wall_s: float) -> Any:
+    """The JSON value of `work()`, computed in a fork; None if it died or took longer than `wall_s`."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(read_end)
+            data = memoryview(json.dumps(work()).encode())
+            while data:
+                data = data[os.write(write_end, data) :]
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    deadline = time.monotonic() + wall_s
+    received = b""
+    while select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        piece = os.read(read_end, 1 << 18)
+        if not piece:
+            break
+        received += piece
+    os.close(read_end)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    try:
+        return json.loads(received)
+    except ValueError:
+        return None
+
+
+def _apart_all(request: dict[str, Any]) -> list[list[list[str]]]:
+    answers = []
+    for source, calls in zip(request["sources"], request["calls"], strict=True):
+        try:
+            code = compile(source, FILE, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError):
+            code = None
+        answers.append([_forked(lambda c=code, t=call: _apart(c, t), 5.0) or ["died", "", "0"] for call in calls])
+    return answers
+
+
+def _limit() -> None:
+    for limit, value in (
+        (resource.RLIMIT_AS, 2 << 30),
+        (resource.RLIMIT_FSIZE, 1 << 20),
+        (resource.RLIMIT_NOFILE, 128),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(limit)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
+
+
+def main() -> None:
+    """Serve requests until stdin ends."""
+    channel = os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    requests = os.fdopen(os.dup(0), "rb")
+    for fd in (0, 1, 2):
+        os.dup2(nothing, fd)
+    _limit()
+    for name in sorted(PRELOADED):
+        __import__(name)
+    for line in requests:
+        request = json.loads(line)
+        if request["mode"] == "trace":
+            answer = _forked(lambda request=request: _trace_all(request), REQUEST_WALL_S)
+        else:
+            answer = _apart_all(request)
+        data = memoryview(json.dumps(answer).encode() + b"\n")
+        while data:
+            data = data[os.write(channel, data) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+import pytest
+
+from etude.agent.recipe import AgentRecipe
+from etude.config import convert
+from etude.errors import RecipeError
+
+
+def test_the_quickstart_table_loads() -> None:
+    table = {
+        "tools": ["read_file", "edit_file", "run_tests", "finish"],
+        "context_tokens": 1024,
+        "max_turns": 12,
+        "max_episodes": 160,
+    }
+    assert convert(table, AgentRecipe, where="quickstart") == AgentRecipe()
+
+
+def test_an_unknown_tool_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(RecipeError) as caught:
+        AgentRecipe(tools=("run_test",))
+    assert caught.value.message == "agent.tools: unknown tool 'run_test'"
+    assert caught.value.hint == "did you mean run_tests?"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tools": ()},
+        {"tools": ("finish", "finish")},
+        {"tools": ("read_file", "finish"), "finish_needs_pass": True},
+        {"context_tokens": 0},
+        {"max_turns": 0},
+        {"max_calls": 0},
+        {"max_episodes": 0},
+        {"reply_tokens": 0},
+        {"wall_s": 0.0},
+        {"tool_timeout_s": float("nan")},
+        {"tool_output_chars": 10},
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_at_load(settings: dict[str, object]) -> None:
+    with pytest.raises(RecipeError, match=r"agent\."):
+        AgentRecipe(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from etude.types import Version
+from etude.weights.manifests import manifest_key, pin
+from etude.weights.store import Store, open_store
+from etude.weights.verify import list_versions, verify
+from weights.versions import new_publisher, publish
+
+
+def filled() -> Store:
+    store = open_store("memory://")
+    first = new_publisher(store)
+    for step in range(3):
+        publish(first, step)
+    publish(new_publisher(store, parent=Version(incarnation=1, n=1, step=1)), 1)
+    pin(store, "reference", Version(incarnation=1, n=0, step=0), "start")
+    return store
+
+
+def test_the_list_says_what_serves_what_lives_and_what_is_dead() -> None:
+    rows = list_versions(filled())
+    assert [(row.version.name, row.state, row.pins) for row in rows] == [
+        ("1.0", "alive", ("reference",)),
+        ("1.1", "alive", ()),
+        ("1.2", "dead", ()),
+        ("2.0", "head", ()),
+    ]
+    assert all(row.nbytes == 182 and row.full for row in rows)
+
+
+def test_a_sound_store_has_no_problems() -> None:
+    found = verify(filled())
+    assert found.problems == ()
+    assert (found.versions, found.blobs) == (4, 3)
+
+
+def test_damage_is_named() -> None:
+    store = filled()
+    blobs = [entry.key for entry in store.entries("blobs")]
+    store.put(blobs[0], store.get(blobs[0])[:-1] + b"!")
+    store.delete(blobs[1])
+    store.delete(manifest_key(1, 0))
+    problems = verify(store).problems
+    assert any("pin reference: version 1.0 is gone" in problem for problem in problems)
+    assert any(f"{blobs[0]} does not hold what its name says" in problem for problem in problems)
+    assert any(blobs[1] in problem for problem in problems)
+
+
+def test_an_empty_store_is_sound() -> None:
+    store = open_store("memory://")
+    assert list_versions(store) == []
+    assert verify(store).problems == ()
