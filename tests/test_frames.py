@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude import frames
@@ -29,6 +29,7 @@ PLAIN = st.recursive(
 # Bytes
 
 
+@settings(max_examples=40, deadline=None)
 @given(PLAIN)
 def test_plain_values_come_back_as_they_went(value: object) -> None:
     assert decode(encode(value), Any) == value

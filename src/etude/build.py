@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 def stages() -> dict[str, type[Any]]:
     """The stages that a recipe can name."""
     from etude.rl.stage import RLStage
-    from etude.train.pretrain_recipe import PretrainStage, SFTStage
+    from etude.train.pretrain_recipe import PretrainRecipe, SFTRecipe
 
-    return {"rl": RLStage, "pretrain": PretrainStage, "sft": SFTStage}
+    return {"rl": RLStage, "pretrain": PretrainRecipe, "sft": SFTRecipe}
 
 
 def load_recipe(path: Path, overrides: Sequence[str], *, stage: str) -> Any:
@@ -202,3 +203,70 @@ def check_run(run: Path, *, only: str | None = None) -> dict[str, list[str]]:
     from etude.rl.audit import audit_run
 
     return audit_run(run, store_url(run), only=only)
+
+
+# Other commands
+
+
+def build_tasks(overrides: Sequence[str]) -> dict[str, int]:
+    """Build the repair tasks; returns counts by split. Errors: RecipeError, TaskError, SandboxError."""
+    from etude.metrics import progress
+    from etude.tasks.build import build
+    from etude.tasks.recipe import TasksBuildRecipe
+
+    recipe = config.convert(config.override({}, overrides), TasksBuildRecipe, where="tasks build")
+    with contextlib.ExitStack() as stack:
+        bars: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in bars:
+                bars[stage] = [stack.enter_context(progress(stage, total)), 0]
+            bar, before = bars[stage]
+            bar.advance(done - before)
+            bars[stage][1] = done
+
+        return dict(build(recipe, report).counts)
+
+
+def check_task_file(address: str, limit: int | None) -> list[str]:
+    """What is wrong with a file's tasks, a line each."""
+    from etude.metrics import progress
+    from etude.sandbox.pool import NamespacePool
+    from etude.sandbox.recipe import SandboxRecipe
+    from etude.tasks.check import check_tasks
+    from etude.tasks.file import load_references, load_tasks
+
+    tasks, references = load_tasks(address)[:limit], load_references(address)
+
+    async def check() -> list[str]:
+        async with NamespacePool(SandboxRecipe()) as pool:
+            with progress("check", total=len(tasks)) as bar:
+                found = await check_tasks(tasks, references, pool, progress=lambda done, total: bar.advance())
+        return [f"{violation.task_id}: {violation.problem}: {violation.detail}" for violation in found]
+
+    return asyncio.run(check())
+
+
+def run_stage(stage: str, recipe: Any) -> dict[str, Any]:
+    """Pretrain or fine-tune; returns what the stage measured. Goes on where it was."""
+    from etude.train import pretrain, sft
+
+    runner = {"pretrain": pretrain.run, "sft": sft.run}[stage]
+    return dict(runner(recipe))
+
+
+def examine() -> list[dict[str, str]]:
+    """What `etude doctor` prints: findings with name, state (ok, note, missing), text and fix."""
+    from etude.rl.machine import machine_findings
+    from etude.sandbox.probe import probe
+
+    sandbox = [
+        {
+            "name": f"sandbox: {finding.name}",
+            "state": "ok" if finding.ok else "missing",
+            "text": finding.cause,
+            "fix": finding.fix,
+        }
+        for finding in probe()
+    ]
+    return [*(dataclasses.asdict(finding) for finding in machine_findings()), *sandbox]

@@ -260,6 +260,11 @@ class Client:
                     raise EngineError(f"{name} did not come up in {timeout_s:.0f} s", cause=str(error)) from error
                 await asyncio.sleep(0.02)
 
+    @property
+    def closed(self) -> bool:
+        """Whether the peer is gone or `close` was called."""
+        return self._closed
+
     async def stream(self, method: str, args: object, kind: type[T]) -> AsyncIterator[T]:
         """Items of one call, decoded as `kind`. Closing the iterator early cancels the call on the other side."""
         if self._closed:

@@ -155,6 +155,16 @@ def _cells(row: Row) -> list[tuple[str, str]]:
     return [(label, form.format(row[key])) for key, label, form in _SHOWN if isinstance(row.get(key), float | int)]
 
 
+def _rate(before: Row, now: Row) -> float | None:
+    """Tokens that the engine sampled a second between two rows, from its counter; None where that is not known."""
+    names = ("engine_sampled_tokens", "wall_s")
+    pairs = [(before.get(name), now.get(name)) for name in names]
+    (tokens, seconds) = (
+        new - old if isinstance(old, float | int) and isinstance(new, float | int) else -1.0 for old, new in pairs
+    )
+    return tokens / seconds if tokens >= 0 and seconds > 0 else None
+
+
 def _eval_line(row: Row) -> str:
     names = {"before": "before training", "after": "after training", "control": "before, until a test passes"}
     words = [f"{names.get(str(row.get('when')), row.get('when'))}:"]
@@ -207,6 +217,7 @@ class ConsoleRecorder:
         if kind == "eval":
             self._print(_eval_line(row))
         elif kind == "step":
+            row = {**row, "tokens_per_s": row.get("tokens_per_s", _rate(self._row, row))}
             self._row = row
             if self._live is None:
                 words = [f"step {row.get('step', '?')}", *(f"{label} {text}" for label, text in _cells(row))]

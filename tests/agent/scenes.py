@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+import atexit
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from etude.errors import SandboxError
 from etude.protocols import ExecResult, Sandbox, SandboxPool, Snapshot
@@ -12,6 +14,7 @@ from etude.sandbox.pool import NamespacePool
 from etude.sandbox.recipe import SandboxRecipe
 from etude.types import Episode, Evidence, IOCheck, IOChecks, Limits, Reward, Task, ToolCall
 
+T = TypeVar("T")
 BROKEN = "def clamp(x, low, high):\n    return max(low, max(x, high))\n"
 FIXED = BROKEN.replace("max(x, high)", "min(x, high)")
 
@@ -71,7 +74,7 @@ class FragilePool:
         return FragileSandbox(sandbox, self, self.die_at.get(number))
 
     async def close(self) -> None:
-        await self.inner.close()
+        """The inner pool lives on."""
 
 
 class FragileSandbox:
@@ -114,8 +117,21 @@ class FragileSandbox:
         await self._inner.close()
 
 
-@contextlib.asynccontextmanager
-async def real_pool() -> AsyncIterator[SandboxPool]:
-    """Real sandboxes, started as they are needed."""
-    async with NamespacePool(SandboxRecipe(spares=0)) as pool:
-        yield pool
+_RUNNER = asyncio.Runner()
+_POOL = NamespacePool(SandboxRecipe(spares=2))
+
+
+def in_loop(job: Coroutine[Any, Any, T]) -> T:
+    """Run a test's coroutine in the one loop that the shared pool lives in."""
+    return _RUNNER.run(job)
+
+
+def real_pool() -> SandboxPool:
+    """Real sandboxes. All tests share the pool, which starts with the first of them and ends with the process."""
+    return _POOL
+
+
+@atexit.register
+def _close() -> None:
+    _RUNNER.run(_POOL.close())
+    _RUNNER.close()

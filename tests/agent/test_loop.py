@@ -1,9 +1,8 @@
-import asyncio
 from collections.abc import Sequence
 
 import pytest
-from agent.scenes import BROKEN, FINISH, FIX, FIXED, READ, SPOIL, TEST, FragilePool, clamp_task, real_pool
 
+from agent.scenes import BROKEN, FINISH, FIX, FIXED, READ, SPOIL, TEST, FragilePool, clamp_task, in_loop, real_pool
 from etude.agent.loop import changed_files, run_episode
 from etude.agent.policy import ScriptedPolicy, say
 from etude.agent.recipe import AgentRecipe
@@ -24,16 +23,16 @@ def play(
 ) -> Episode:
     async def run() -> Episode:
         the_task = task or clamp_task()
-        async with real_pool() as inner:
-            pool = FragilePool(inner, die_at={} if die_at is None else {0: die_at})
-            sandbox = await pool.acquire(the_task.workspace)
-            try:
-                times = {} if clock is None else {"clock": iter(clock).__next__}
-                return await run_episode(the_task, sandbox, policy, recipe or AgentRecipe(), episode_id="e", **times)
-            finally:
-                await sandbox.close()
+        inner = real_pool()
+        pool = FragilePool(inner, die_at={} if die_at is None else {0: die_at})
+        sandbox = await pool.acquire(the_task.workspace)
+        try:
+            times = {} if clock is None else {"clock": iter(clock).__next__}
+            return await run_episode(the_task, sandbox, policy, recipe or AgentRecipe(), episode_id="e", **times)
+        finally:
+            await sandbox.close()
 
-    return asyncio.run(run())
+    return in_loop(run())
 
 
 def test_a_repair_from_reading_to_finishing() -> None:
@@ -195,20 +194,20 @@ def test_the_control_bars_finishing_and_stopping_until_the_tests_pass() -> None:
 def test_files_that_code_made_are_kept_within_bounds_and_deleted_ones_are_seen() -> None:
     async def run() -> dict[str, str | None]:
         task = clamp_task(workspace={"solution.py": BROKEN, "gone.py": "x = 1\n"})
-        async with real_pool() as pool:
-            sandbox = await pool.acquire(task.workspace)
-            await sandbox.run_python(
-                "import os\nos.remove('gone.py')\nopen('binary', 'wb').write(b'\\xff')\nopen('new.py', 'w').write('y')\n"
-                "os.makedirs('many')\n[open(f'many/{i}', 'w').write('z') for i in range(100)]\n"
-                "open('solution.py', 'a').write('# edited')\nopen('large', 'w').write('z' * (1 << 21))\n",
-                timeout_s=20.0,
-            )
-            try:
-                return await changed_files(task, sandbox)
-            finally:
-                await sandbox.close()
+        pool = real_pool()
+        sandbox = await pool.acquire(task.workspace)
+        await sandbox.run_python(
+            "import os\nos.remove('gone.py')\nopen('binary', 'wb').write(b'\\xff')\n"
+            "os.makedirs('many')\n[open(f'many/{i}', 'w').write('z') for i in range(100)]\n"
+            "open('solution.py', 'a').write('# edited')\nopen('large', 'w').write('z' * (1 << 21))\n",
+            timeout_s=20.0,
+        )
+        try:
+            return await changed_files(task, sandbox)
+        finally:
+            await sandbox.close()
 
-    changed = asyncio.run(run())
+    changed = in_loop(run())
     assert changed["solution.py"] == BROKEN + "# edited"
     assert changed["gone.py"] is None
     assert "binary" not in changed

@@ -1,11 +1,9 @@
-import asyncio
-
 import numpy as np
 import pytest
-from agent.scenes import FIX, READ, clamp_task, real_pool
+
+from agent.scenes import FIX, READ, clamp_task, in_loop, real_pool
 from agent.scripted_engine import V1, ScriptedEngine
 from agent.text_renderer import END, TextRenderer, ids, spoken
-
 from etude.agent.loop import run_episode
 from etude.agent.policy import EnginePolicy, ScriptedPolicy, TokenLimits, say, turn_seed
 from etude.agent.recipe import AgentRecipe
@@ -37,7 +35,7 @@ def two_turns(engine: ScriptedEngine, the_policy: EnginePolicy) -> tuple[Reply, 
         second = await the_policy.reply([*OPEN, *grown(first, "seen")])
         return first, second
 
-    return asyncio.run(run())
+    return in_loop(run())
 
 
 def test_both_are_policies() -> None:
@@ -108,7 +106,7 @@ def test_a_reply_is_cut_at_the_nearest_limit() -> None:
 
 def _room(limits: TokenLimits, reply: list[int]) -> int:
     engine = ScriptedEngine([reply])
-    answer = asyncio.run(policy(engine, limits).reply(OPEN))
+    answer = in_loop(policy(engine, limits).reply(OPEN))
     assert answer.stop is StopReason.LENGTH
     assert answer.span is not None
     return answer.span.end - answer.span.start
@@ -122,7 +120,7 @@ def test_results_that_leave_no_room_are_not_in_the_window() -> None:
         first = await the_policy.reply(OPEN)
         return await the_policy.reply([*OPEN, *grown(first, "x" * 100)])
 
-    second = asyncio.run(run())
+    second = in_loop(run())
     assert (second.stop, second.effort.turns, second.span) == (StopReason.CONTEXT, 0, None)
     assert list(the_policy.contexts()[0].ids) == ids(PROMPT) + spoken("look", READ)
     assert len(engine.requests) == 1
@@ -141,14 +139,14 @@ def test_a_budget_of_sampled_tokens_holds_over_all_turns() -> None:
             conversation += grown(reply, "seen")
         return stops
 
-    assert asyncio.run(run()) == [StopReason.END, StopReason.END, StopReason.LENGTH, StopReason.CONTEXT]
+    assert in_loop(run()) == [StopReason.END, StopReason.END, StopReason.LENGTH, StopReason.CONTEXT]
     assert the_policy.contexts()[0].sampled.sum() == 2 * per_turn + 5
 
 
 def test_a_prompt_that_fills_the_window_is_kept_without_a_reply() -> None:
     engine = ScriptedEngine([])
     the_policy = policy(engine, TokenLimits(context_tokens=5, reply_tokens=10))
-    assert asyncio.run(the_policy.reply(OPEN)).effort.turns == 0
+    assert in_loop(the_policy.reply(OPEN)).effort.turns == 0
     (context,) = the_policy.contexts()
     assert list(context.ids) == ids(PROMPT)
     assert not context.sampled.any()
@@ -164,7 +162,7 @@ def test_a_swap_between_turns_shows_in_the_versions() -> None:
         engine.version = v2
         return await the_policy.reply([*OPEN, *grown(first, "seen")])
 
-    second = asyncio.run(run())
+    second = in_loop(run())
     assert second.span is not None
     runs = the_policy.contexts()[0].versions
     assert [(run.start, run.version) for run in runs] == [(len(PROMPT), V1), (second.span.start, v2)]
@@ -173,7 +171,7 @@ def test_a_swap_between_turns_shows_in_the_versions() -> None:
 def test_an_exact_version_that_does_not_serve_is_refused() -> None:
     engine = ScriptedEngine([spoken("x")])
     with pytest.raises(VersionError):
-        asyncio.run(policy(engine, exact=Version(incarnation=9, n=9, step=9)).reply(OPEN))
+        in_loop(policy(engine, exact=Version(incarnation=9, n=9, step=9)).reply(OPEN))
 
 
 def test_an_overloaded_engine_is_asked_again() -> None:
@@ -188,7 +186,7 @@ def test_an_overloaded_engine_is_asked_again() -> None:
                 yield chunk
 
     engine = Busy([spoken("bye")])
-    assert asyncio.run(policy(engine).reply(OPEN)).text == "bye"
+    assert in_loop(policy(engine).reply(OPEN)).text == "bye"
     assert engine.tries == 3
 
 
@@ -200,7 +198,7 @@ def test_a_stream_that_ends_without_a_reason_is_an_engine_error() -> None:
                     yield chunk
 
     with pytest.raises(EngineError, match="without a reason"):
-        asyncio.run(policy(Cut([spoken("bye")])).reply(OPEN))
+        in_loop(policy(Cut([spoken("bye")])).reply(OPEN))
 
 
 def test_closing_frees_the_context_even_if_the_engine_is_gone() -> None:
@@ -215,8 +213,8 @@ def test_closing_frees_the_context_even_if_the_engine_is_gone() -> None:
         await the_policy.close()
         return engine.forgotten
 
-    assert asyncio.run(run(ScriptedEngine([spoken("x")]))) == ["e"]
-    assert asyncio.run(run(Gone([spoken("x")]))) == ["e"]
+    assert in_loop(run(ScriptedEngine([spoken("x")]))) == ["e"]
+    assert in_loop(run(Gone([spoken("x")]))) == ["e"]
 
 
 def test_a_conversation_that_was_rewritten_is_refused() -> None:
@@ -228,7 +226,7 @@ def test_a_conversation_that_was_rewritten_is_refused() -> None:
         await the_policy.reply([*OPEN, Message(role="user", text="more")])
 
     with pytest.raises(ValueError, match="goes on with the reply and its results"):
-        asyncio.run(run())
+        in_loop(run())
 
 
 def test_a_whole_episode_over_an_engine_keeps_ids_and_spans_together() -> None:
@@ -236,10 +234,10 @@ def test_a_whole_episode_over_an_engine_keeps_ids_and_spans_together() -> None:
 
     async def run() -> None:
         task = clamp_task()
-        async with real_pool() as pool:
-            sandbox = await pool.acquire(task.workspace)
-            episode = await run_episode(task, sandbox, policy(engine), AgentRecipe(), episode_id="e")
-            await sandbox.close()
+        pool = real_pool()
+        sandbox = await pool.acquire(task.workspace)
+        episode = await run_episode(task, sandbox, policy(engine), AgentRecipe(), episode_id="e")
+        await sandbox.close()
         assert episode.outcome is Outcome.STOPPED
         (context,) = episode.contexts
         for turn in episode.turns:
@@ -248,7 +246,7 @@ def test_a_whole_episode_over_an_engine_keeps_ids_and_spans_together() -> None:
         assert context.sampled.sum() == sum(turn.span.end - turn.span.start for turn in episode.turns if turn.span)
         assert episode.effort.turns == 3
 
-    asyncio.run(run())
+    in_loop(run())
 
 
 def test_a_script_goes_on_with_silence() -> None:
@@ -256,4 +254,4 @@ def test_a_script_goes_on_with_silence() -> None:
         scripted = ScriptedPolicy([say("one")])
         return [(await scripted.reply(OPEN)).text for _ in range(2)]
 
-    assert asyncio.run(run()) == ["one", ""]
+    assert in_loop(run()) == ["one", ""]

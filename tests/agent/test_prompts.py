@@ -1,5 +1,4 @@
 from agent.scenes import clamp_task
-
 from etude.agent.prompts import opening
 
 

@@ -2,18 +2,18 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from agent.scenes import FINISH, FIX, TEST, FragilePool, clamp_task, price, real_pool
-from agent.scripted_engine import ScriptedEngine
-from agent.text_renderer import TextRenderer, spoken
 
 import etude.agent.runner
+from agent.scenes import FINISH, FIX, TEST, FragilePool, clamp_task, in_loop, price, real_pool
+from agent.scripted_engine import ScriptedEngine
+from agent.text_renderer import TextRenderer, spoken
 from etude.agent.policy import ScriptedPolicy, TokenLimits, engine_policies, say
 from etude.agent.recipe import AgentRecipe
 from etude.agent.runner import Collect, Runner, together
 from etude.errors import EngineError, RewardError, TaskError
 from etude.protocols import Policy, SandboxPool
 from etude.rewards.verify import collect
-from etude.types import Episode, Evidence, Fault, Group, Outcome, Scored, Task
+from etude.types import Episode, Evidence, Fault, Group, Outcome, Scored, Task, ToolCall
 
 REPAIR = [say("", FIX, TEST), say("", FINISH)]
 Script = Callable[[str], list]
@@ -43,18 +43,18 @@ class Scene:
 
     def play(self, size: int = 1, *, refuse: int = 0, die_at: dict[int, int] | None = None) -> Group:
         async def run() -> Group:
-            async with real_pool() as inner:
-                self.pool = FragilePool(inner, refuse=refuse, die_at=die_at or {})
-                self.runner = Runner(
-                    pool=self.pool,
-                    make_policy=self._make,
-                    collect=self._collect,
-                    score=price,
-                    **{"recipe": AgentRecipe(), **self._settings},  # type: ignore[arg-type]
-                )
-                return await self.runner.run_group("key", clamp_task(), size, min_step=0)
+            inner = real_pool()
+            self.pool = FragilePool(inner, refuse=refuse, die_at=die_at or {})
+            self.runner = Runner(
+                pool=self.pool,
+                make_policy=self._make,
+                collect=self._collect,
+                score=price,
+                **{"recipe": AgentRecipe(), **self._settings},  # type: ignore[arg-type]
+            )
+            return await self.runner.run_group("key", clamp_task(), size, min_step=0)
 
-        group = asyncio.run(run())
+        group = in_loop(run())
         assert self.pool.open == 0, "a sandbox was left open"
         assert all(policy.is_closed for policy in self.policies.values())
         return group
@@ -113,6 +113,32 @@ def test_a_sandbox_that_dies_after_the_first_action_is_scored_zero_and_not_playe
     assert list(scene.policies) == ["key-0"]
 
 
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "import os\nos.kill(-1, 9)\n",
+        pytest.param(
+            "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n",
+            marks=pytest.mark.slow,
+        ),
+        "import os, signal\n[os.kill(pid, 9) for pid in range(1, 200) if pid != os.getpid()]\n",
+        pytest.param("hoard = []\nwhile True:\n    hoard.append(bytearray(1 << 24))\n", marks=pytest.mark.slow),
+        "import os\nos.rename('solution.py', 'moved.py')\nos.mkdir('solution.py')\nopen('solution.py/x', 'w').close()\n",
+        "import os\n[os.close(fd) for fd in range(64)]\nos._exit(0)\n",
+    ],
+    ids=["kill all", "fork bomb", "kill each", "memory", "file to folder", "close channels"],
+)
+def test_an_agent_cannot_pass_for_a_broken_machine(attack: str) -> None:
+    edit = ToolCall(
+        name="edit_file", arguments={"path": "solution.py", "old": "def clamp", "new": f"{attack}def clamp"}
+    )
+    scene = Scene([say("", edit, TEST), say("", FINISH)], recipe=AgentRecipe(tool_timeout_s=5.0))
+    group = scene.play()
+    assert group.faults == ()
+    assert scene.runner.faults == {}
+    assert [member.reward.total for member in group.members] == [0.0]
+
+
 def test_host_evidence_turns_a_dead_sandbox_into_a_fault() -> None:
     evidence = iter(["the host ran out of memory", None])
     scene = Scene(host_evidence=lambda: next(evidence))
@@ -136,19 +162,19 @@ def test_an_engine_fault_is_played_again_in_a_fresh_sandbox() -> None:
     )
 
     async def run() -> tuple[Scored | Fault, int]:
-        async with real_pool() as inner:
-            pool = FragilePool(inner)
-            limits = TokenLimits(context_tokens=4000, reply_tokens=1000)
-            runner = Runner(
-                pool=pool,
-                make_policy=engine_policies(engine, TextRenderer(), limits),
-                recipe=AgentRecipe(),
-                collect=collect,
-                score=price,
-            )
-            return await runner.run_one("key", clamp_task(), 0), pool.open
+        inner = real_pool()
+        pool = FragilePool(inner)
+        limits = TokenLimits(context_tokens=4000, reply_tokens=1000)
+        runner = Runner(
+            pool=pool,
+            make_policy=engine_policies(engine, TextRenderer(), limits),
+            recipe=AgentRecipe(),
+            collect=collect,
+            score=price,
+        )
+        return await runner.run_one("key", clamp_task(), 0), pool.open
 
-    result, left_open = asyncio.run(run())
+    result, left_open = in_loop(run())
     assert isinstance(result, Scored)
     assert result.evidence.solved
     assert [turn.text for turn in result.episode.turns] == ["", "done"]
@@ -212,18 +238,18 @@ def test_cancelling_closes_every_sandbox_and_policy() -> None:
         return policies[-1]
 
     async def run() -> int:
-        async with real_pool() as inner:
-            pool = FragilePool(inner)
-            runner = Runner(pool=pool, make_policy=make, recipe=AgentRecipe(), collect=collect, score=price)
-            play = asyncio.create_task(runner.run_group("key", clamp_task(), 4))
-            while len(policies) < 4:
-                await asyncio.sleep(0.01)
-            play.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await play
-            return pool.open
+        inner = real_pool()
+        pool = FragilePool(inner)
+        runner = Runner(pool=pool, make_policy=make, recipe=AgentRecipe(), collect=collect, score=price)
+        play = asyncio.create_task(runner.run_group("key", clamp_task(), 4))
+        while len(policies) < 4:
+            await asyncio.sleep(0.01)
+        play.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await play
+        return pool.open
 
-    assert asyncio.run(run()) == 0
+    assert in_loop(run()) == 0
     assert all(policy.is_closed for policy in policies)
 
 
@@ -240,21 +266,21 @@ def test_a_bug_in_one_job_cancels_the_others_and_is_raised_as_it_is() -> None:
             ended.append("patient")
 
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(together([patient(), buggy()]))
+        in_loop(together([patient(), buggy()]))
     assert ended == ["patient"]
 
 
 def test_a_task_that_cannot_be_laid_out_is_named() -> None:
     async def run() -> None:
-        async with real_pool() as pool:
-            runner = Runner(
-                pool=pool,
-                make_policy=lambda **_: ScriptedPolicy([]),
-                recipe=AgentRecipe(),
-                collect=collect,
-                score=price,
-            )
-            await runner.run_one("key", clamp_task(workspace={"../outside.py": "x"}), 0)
+        pool = real_pool()
+        runner = Runner(
+            pool=pool,
+            make_policy=lambda **_: ScriptedPolicy([]),
+            recipe=AgentRecipe(),
+            collect=collect,
+            score=price,
+        )
+        await runner.run_one("key", clamp_task(workspace={"../outside.py": "x"}), 0)
 
     with pytest.raises(TaskError, match="cannot be laid out"):
-        asyncio.run(run())
+        in_loop(run())

@@ -1,10 +1,9 @@
-import asyncio
 import logging
 from collections.abc import Mapping
 
 import pytest
-from agent.scenes import BROKEN, FINISH, FIX, READ, TEST, FragilePool, clamp_task, real_pool
 
+from agent.scenes import BROKEN, FINISH, FIX, READ, TEST, FragilePool, clamp_task, in_loop, real_pool
 from etude.agent.tools import Desk, Tool, Toolbox, schema
 from etude.errors import SandboxError
 from etude.types import Task, ToolCall, ToolErrorKind, ToolResult
@@ -23,17 +22,17 @@ def answers(
 
     async def run() -> list[ToolResult]:
         the_task = task or clamp_task()
-        async with real_pool() as pool:
-            sandbox = await pool.acquire(the_task.workspace)
-            for path, data in (files or {}).items():
-                await sandbox.write_file(path, data)
-            try:
-                box = Toolbox(names, Desk(task=the_task, sandbox=sandbox), output_chars=output_chars)
-                return [await box.answer(call) for call in calls]
-            finally:
-                await sandbox.close()
+        pool = real_pool()
+        sandbox = await pool.acquire(the_task.workspace)
+        for path, data in (files or {}).items():
+            await sandbox.write_file(path, data)
+        try:
+            box = Toolbox(names, Desk(task=the_task, sandbox=sandbox), output_chars=output_chars)
+            return [await box.answer(call) for call in calls]
+        finally:
+            await sandbox.close()
 
-    return asyncio.run(run())
+    return in_loop(run())
 
 
 def call(name: str, **arguments: object) -> ToolCall:
@@ -151,31 +150,31 @@ def test_a_bug_in_a_tool_becomes_an_unknown_error_and_is_logged(caplog: pytest.L
 
 def test_a_broken_sandbox_is_raised_for_the_loop_to_judge() -> None:
     async def run() -> None:
-        async with real_pool() as inner:
-            sandbox = await FragilePool(inner, die_at={0: 0}).acquire({"solution.py": BROKEN})
-            try:
-                await Toolbox(ALL, Desk(task=clamp_task(), sandbox=sandbox), output_chars=1000).answer(READ)
-            finally:
-                await sandbox.close()
+        inner = real_pool()
+        sandbox = await FragilePool(inner, die_at={0: 0}).acquire({"solution.py": BROKEN})
+        try:
+            await Toolbox(ALL, Desk(task=clamp_task(), sandbox=sandbox), output_chars=1000).answer(READ)
+        finally:
+            await sandbox.close()
 
     with pytest.raises(SandboxError):
-        asyncio.run(run())
+        in_loop(run())
 
 
 def test_finish_can_be_barred_until_the_tests_have_passed() -> None:
     async def run() -> tuple[list[ToolResult], list[bool]]:
-        async with real_pool() as pool:
-            sandbox = await pool.acquire({"solution.py": BROKEN})
-            desk = Desk(task=clamp_task(), sandbox=sandbox, finish_needs_pass=True)
-            box = Toolbox(ALL, desk, output_chars=1000)
-            results, states = [], []
-            for each in (FINISH, FIX, FINISH, TEST, FINISH):
-                results.append(await box.answer(each))
-                states.append(desk.is_finished)
-            await sandbox.close()
-            return results, states
+        pool = real_pool()
+        sandbox = await pool.acquire({"solution.py": BROKEN})
+        desk = Desk(task=clamp_task(), sandbox=sandbox, finish_needs_pass=True)
+        box = Toolbox(ALL, desk, output_chars=1000)
+        results, states = [], []
+        for each in (FINISH, FIX, FINISH, TEST, FINISH):
+            results.append(await box.answer(each))
+            states.append(desk.is_finished)
+        await sandbox.close()
+        return results, states
 
-    results, states = asyncio.run(run())
+    results, states = in_loop(run())
     refused = ToolResult(text="error: run_tests has not passed yet", error=ToolErrorKind.UNEXPECTED_ENVIRONMENT)
     assert results[0] == results[2] == refused
     assert states == [False, False, False, False, True]

@@ -28,7 +28,13 @@ from etude.types import (
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{{ 7*7 }}"
 """Must never be anything but text in a report."""
-SOURCE = 'def clamp(value, low, high):\n    """Keep value inside."""\n    if value < low:\n        return high\n    return min(value, high)\n'
+SOURCE = """\
+def clamp(value, low, high):
+    '''Keep value inside.'''
+    if value < low:
+        return high
+    return min(value, high)
+"""
 RESULT = {
     "before": {"pass1": 0.283, "pass8": 0.581, "n": 400, "k": 8, "distinct": 1.31, "tokens": 96.0},
     "control": {"pass1": 0.365, "pass8": 0.587, "n": 400, "k": 8, "distinct": 1.34, "tokens": 141.0},
@@ -109,7 +115,7 @@ def _failed(text: str) -> ToolResult:
 def begin(folder: Path) -> Path:
     """A run that has just been made."""
     (folder / "episodes").mkdir(parents=True)
-    info = {"format": 1, "name": folder.name, "stage": "rl", "phase": "train", "seed": 0, "git": "0123456789ab"}
+    info = {"format": 1, "name": folder.name, "stage": "rl", "phase": "train", "seed": 0, "created": 1e9, "git": "0123456789ab"}
     versions = {"etude": "0.1.0", "python": "3.11.7", "torch": "2.13.0"}
     (folder / "run.json").write_text(json.dumps(info | {"versions": versions, "machine": "2 cores, x86_64"}))
     (folder / "recipe.toml").write_text('format = 1\nstage = "rl"\n\n[model]\npath = "etude-nano"\n')
@@ -139,6 +145,7 @@ def record_steps(folder: Path, count: int = 60) -> None:
             "wait_s": 3.1 * step,
             "train_s": 2.2 * step,
             "engine_sampled_tokens": 16_000 * step,
+            "engine_busy_s": 40 + 4.9 * step,
             "episode_generate_s": 2 + chance.random(),
             "episode_tools_s": 0.2,
             "episode_sandbox_s": 0.05,
@@ -152,7 +159,7 @@ def record_steps(folder: Path, count: int = 60) -> None:
             "off_policy_ratio_p99": 1.1 + chance.gauss(0, 0.02),
         }
         recorder.record("step", row)
-    recorder.record("time", {"generation": 301.0, "tools": 22.0, "training": 132.0, "waiting": 41.0, "set-up": 16.0})
+    recorder.record("time", {"setup_s": 16.0, "before_s": 74.0, "train_s": 318.0, "after_s": 81.0})
     recorder.close()
 
 

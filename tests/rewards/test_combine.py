@@ -1,6 +1,6 @@
 import pytest
-from agent.scenes import clamp_task
 
+from agent.scenes import clamp_task
 from etude.rewards.combine import score
 from etude.rewards.length import penalty
 from etude.rewards.recipe import LengthRecipe, RewardRecipe

@@ -1,11 +1,10 @@
-import asyncio
 from collections.abc import Mapping
 
 import pytest
-from agent.scenes import BROKEN, FIXED, FragilePool, clamp_task, real_pool
 
+from agent.scenes import BROKEN, FIXED, FragilePool, clamp_task, in_loop, real_pool
 from etude.errors import EtudeError, SandboxError
-from etude.rewards.verify import collect, graded_files
+from etude.rewards.verify import Finding, collect, graded_files
 from etude.types import Effort, Episode, Evidence, Outcome, Task
 
 
@@ -36,14 +35,14 @@ def graded(
 
     async def run() -> tuple[Evidence, int]:
         the_task = task or clamp_task()
-        async with real_pool() as inner:
-            pool = FragilePool(inner, refuse=refuse, die_at=die_at or {})
-            try:
-                return await collect(the_task, episode(the_task, files, outcome), pool), pool.acquired
-            finally:
-                assert pool.open == 0
+        inner = real_pool()
+        pool = FragilePool(inner, refuse=refuse, die_at=die_at or {})
+        try:
+            return await collect(the_task, episode(the_task, files, outcome), pool), pool.acquired
+        finally:
+            assert pool.open == 0
 
-    return asyncio.run(run())
+    return in_loop(run())
 
 
 def test_a_repair_passes_every_check() -> None:
@@ -93,7 +92,8 @@ def test_files_that_steer_tests_are_graded_as_the_task_had_them() -> None:
     left = {
         "solution.py": FIXED, "helper.py": "kept\n", "tests/test_clamp.py": "forged\n", "conftest.py": "forged\n",
         "sitecustomize.py": "forged\n", "x.pth": "forged\n", "sub/pytest.ini": "forged\n", "test_new.py": "forged\n",
-        "solution.py/x.py": "in the way\n", "tests": "in the way\n", "__pycache__/solution.cpython-311.pyc": "forged\n", "/etc/passwd": "forged\n", "../up.py": "forged\n",
+        "solution.py/x.py": "in the way\n", "tests": "in the way\n",
+        "__pycache__/solution.cpython-311.pyc": "forged\n", "/etc/passwd": "forged\n", "../up.py": "forged\n",
     }  # fmt: skip
     assert graded_files(task, episode(task, left)) == {
         "solution.py": FIXED, "helper.py": "kept\n", "tests/test_clamp.py": "original\n", "conftest.py": "original\n",
@@ -101,19 +101,19 @@ def test_files_that_steer_tests_are_graded_as_the_task_had_them() -> None:
 
 
 def test_code_that_breaks_two_fresh_sandboxes_is_the_agents_failure() -> None:
-    evidence, sandboxes = graded({"solution.py": FIXED}, die_at={0: 1, 1: 1})
-    assert (evidence.solved, sandboxes) == (False, 2)
+    evidence, sandboxes = graded({"solution.py": FIXED}, die_at={0: 0, 1: 0})
+    assert (evidence.solved, sandboxes) == (False, 3)
     assert "breaks the sandbox" in evidence.detail
 
 
 def test_a_sandbox_that_breaks_once_is_replaced() -> None:
-    evidence, sandboxes = graded({"solution.py": FIXED}, die_at={0: 1})
+    evidence, sandboxes = graded({"solution.py": FIXED}, die_at={0: 0})
     assert (evidence.solved, sandboxes) == (True, 2)
 
 
-def test_a_sandbox_that_was_never_well_is_the_hosts_failure() -> None:
+def test_a_host_whose_unused_sandboxes_break_too_is_the_culprit() -> None:
     with pytest.raises(SandboxError):
-        graded({"solution.py": FIXED}, die_at={0: 0})
+        graded({"solution.py": FIXED}, die_at={0: 0, 1: 0, 2: 0})
     with pytest.raises(SandboxError):
         graded({"solution.py": FIXED}, refuse=1)
 
@@ -124,8 +124,28 @@ def test_files_that_no_workspace_can_hold_are_the_agents_failure() -> None:
     assert "cannot be laid out" in evidence.detail
 
 
-def test_code_that_never_ends_is_not_run_for_every_check() -> None:
+def test_code_that_ends_for_some_calls_passes_only_those() -> None:
     endless = "def clamp(x, low, high):\n    while x == 7: pass\n    return min(max(x, low), high)\n"
     evidence, _ = graded({"solution.py": endless})
-    assert evidence.passed == (False, True, False)
-    assert evidence.detail == "2 of 3 fail: clamp(7, 0, 5) -> timeout, expected 5"
+    assert evidence.passed == (False, True, True)
+    assert evidence.detail == "1 of 3 fail: clamp(7, 0, 5) -> timeout, expected 5"
+
+
+def test_equal_workspaces_are_graded_once_with_the_same_result() -> None:
+    async def run(known: dict[str, Finding] | None) -> tuple[list[Evidence], int]:
+        pool = FragilePool(real_pool())
+        task = clamp_task()
+        other = clamp_task(package="other", workspace={"solution.py": BROKEN, "lib.py": ""})
+        spoiled = {"solution.py": BROKEN.replace("max(x, high)", "x")}
+        endless = {"solution.py": "def clamp(*_):\n    while True: pass\n"}
+        jobs = [(task, {"solution.py": FIXED}), (task, spoiled), (other, {"solution.py": FIXED}), (task, endless)]
+        found = [await collect(each, episode(each, files), pool, known) for each, files in jobs * 2]
+        assert pool.open == 0
+        return found, pool.acquired
+
+    plain, plain_sandboxes = in_loop(run(None))
+    fast, fast_sandboxes = in_loop(run({}))
+    assert [(each.passed, each.detail, each.task_id) for each in fast] == [
+        (each.passed, each.detail, each.task_id) for each in plain
+    ]
+    assert (plain_sandboxes, fast_sandboxes) == (8, 5)  # what ran out of time is not remembered

@@ -1,4 +1,4 @@
-"""Before, after, and what lies between: the table of a run, and the numbers of result.json.
+"""Before, after, and what lies between: the table of a run.
 
     SuiteResult x n --> Row each;  (before, after) --> gain with a paired 95% interval
 
@@ -78,23 +78,6 @@ def compare(results: Sequence[SuiteResult], *, seed: int = 0) -> Comparison:
         for result, tasks in zip(results[1:], columns[1:], strict=True)
     ]
     return Comparison(rows=tuple(rows), gains=tuple(gains), num_left_out=len(by_task[0]) - len(whole))
-
-
-def summary(comparison: Comparison, *, before: str = "before", after: str = "after") -> dict[str, object]:
-    """The part of result.json that speaks of quality: before, after (pass@1, pass@k, n), gain, gain_ci95."""
-    rows = {row.label: row for row in comparison.rows}
-    gain = next(gain for gain in comparison.gains if gain.after == after)
-    measured = {
-        label: {"pass@1": row.pass_at_1, f"pass@{row.k}": row.pass_at_k, "n": row.num_tasks}
-        for label, row in rows.items()
-    }
-    return {
-        **measured,
-        "gain": gain.pass_at_1.value,
-        "gain_ci95": [gain.pass_at_1.low, gain.pass_at_1.high],
-        "gain_ci95_by_package": [gain.pass_at_1_by_package.low, gain.pass_at_1_by_package.high],
-        "tasks_left_out": comparison.num_left_out,
-    }
 
 
 def row_of(result: SuiteResult) -> Row:

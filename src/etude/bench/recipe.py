@@ -30,6 +30,8 @@ class EvalRecipe:
         for name in ("k", "token_budget", "engines"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"eval.{name} = {getattr(self, name)} must be at least 1")
+        if self.tasks is not None and self.tasks < 1:
+            raise RecipeError(f"eval.tasks = {self.tasks} must be at least 1", hint="leave it out for all tasks")
         if self.every != 0:
             raise RecipeError(f"eval.every = {self.every} is not supported", hint="0: before and after only")
         if not self.temperature > 0:

@@ -68,3 +68,7 @@ def main() -> None:
         # The reader of our stdout went away (`etude runs list | head`): that is its right.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -211,9 +211,7 @@ def _targets(sample: Sample, number: int, prompt: int, start: int, member: int) 
     )
 
 
-def _routes(
-    samples: Sequence[Sample], rows: Sequence[tuple[int, int, int]]
-) -> tuple[np.ndarray | None, np.ndarray]:
+def _routes(samples: Sequence[Sample], rows: Sequence[tuple[int, int, int]]) -> tuple[np.ndarray | None, np.ndarray]:
     """experts and valid of the row; where a sample has no routes, `valid` is False."""
     recorded = [routes for number, _, _ in rows if (routes := samples[number].routes) is not None]
     shape = recorded[0].experts.shape[1:] if recorded else None

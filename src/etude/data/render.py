@@ -17,11 +17,12 @@ What it does not do: decide what a call means (agent), or run one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from etude.data.tokenizer import Tokenizer
+from etude.data.tokenizer import Tokenizer, load_cached
 from etude.protocols import Message
 from etude.types import Noun, ToolCall, ToolResult
 
@@ -207,3 +208,8 @@ def _split(tokens: Sequence[int], mark: int) -> list[list[int]]:
         else:
             pieces[-1].append(token)
     return pieces
+
+
+def open_renderer(folder: Path, tools: Sequence[str]) -> Renderer:
+    """The chat format of the model in `folder`, for these tools. Errors: ModelError if its tokenizer has none of ours."""
+    return NanoRenderer(load_cached(str(folder)), {name: NANO_TOOLS[name] for name in tools})

@@ -128,6 +128,8 @@ class CallView:
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
+    """One reply of the agent, with its calls."""
+
     number: int
     text: str
     calls: list[CallView]

@@ -41,15 +41,18 @@ def _numbers(row: Mapping[str, Any]) -> Step:
 
 
 def _with_rates(steps: Sequence[Step]) -> list[Step]:
-    """Adds what one step alone took (`step_train_s`, `step_wait_s`), and `tokens_per_s` from the counter if need be."""
+    """Adds what one step alone took (`step_train_s`, `step_wait_s`, `step_engine_busy_s`), and `tokens_per_s`.
+
+    The engine also works before training, so that its first row only tells where the counters stand.
+    """
     done: list[Step] = []
     before: Step = {}
     for step in steps:
         row = dict(step)
-        for name in ("train_s", "wait_s"):
+        for name in ("train_s", "wait_s", "engine_busy_s"):
             if name in step:
-                row[f"step_{name}"] = _increase(before, step, name)
-        wall_s = step.get("wall_s", 0.0) - before.get("wall_s", 0.0)
+                row[f"step_{name}"] = _increase(before, step, name) if before or name != "engine_busy_s" else 0.0
+        wall_s = step.get("wall_s", 0.0) - before.get("wall_s", math.inf)
         if "tokens_per_s" not in row and "engine_sampled_tokens" in step and wall_s > 0:
             row["tokens_per_s"] = _increase(before, step, "engine_sampled_tokens") / wall_s
         done.append(row)

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from etude.errors import RewardError, SandboxError
 from etude.protocols import Sandbox, SandboxPool
 from etude.sandbox.iochecks import CheckOutcome, run_iochecks
-from etude.types import Episode, Evidence, Outcome, Task
+from etude.types import Episode, Evidence, Outcome, Task, digest_of
 
 GRADE_TIMEOUT_S = 60.0
 """For all checks of a task together; each has its own, shorter deadline."""
-FIRST_CHECKS = 2
-"""Checks that are run before the others."""
 RESTORED_NAMES = frozenset({
     "conftest.py", "pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml", "sitecustomize.py", "usercustomize.py",
 })  # fmt: skip
@@ -57,91 +57,96 @@ def _is_restored(path: str) -> bool:
     )
 
 
-async def collect(task: Task, episode: Episode, pool: SandboxPool) -> Evidence:
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a workspace is worth; its `passed` and `detail` become evidence."""
+
+    passed: tuple[bool, ...]
+    detail: str
+    is_certain: bool = True
+    """False where time or memory ran out: on another day it might not."""
+
+
+async def collect(
+    task: Task, episode: Episode, pool: SandboxPool, known: MutableMapping[str, Finding] | None = None
+) -> Evidence:
     """Run every check of the task on what the episode left.
 
+    known: findings by workspace, read and added to. Siblings often write the same repair; a caller that keeps such a
+    dict has equal workspaces graded once. (Code that draws lots is then graded by one draw for all of them.)
+
     A workspace that is as the task gave it needs no run: a task is one because its workspace fails. Where agent code
-    breaks the grading sandbox, that is the agent's failure if a second fresh one breaks as well. Errors: RewardError or
-    SandboxError where grading could not be carried out.
+    breaks the grading sandbox, that is the agent's failure if a second one breaks as well and a third, unused one
+    works. Errors: RewardError or SandboxError where grading could not be carried out.
     """
     start = time.monotonic()
     files = graded_files(task, episode)
     if episode.outcome is Outcome.SANDBOX_DIED:
         await _prove_host(pool)
-        passed, detail = _none(task), "the sandbox died after the agent's first action"
+        finding = _failed(task, "the sandbox died after the agent's first action")
     elif files == task.workspace:
-        passed, detail = _none(task), "nothing that counts was changed"
+        finding = _failed(task, "nothing that counts was changed")
     else:
-        passed, detail = await _run_checks(task, files, pool)
+        key = digest_of(task.task_id, *(text for item in sorted(files.items()) for text in item))
+        seen = None if known is None else known.get(key)
+        finding = seen or await _run_checks(task, files, pool)
+        if known is not None and finding.is_certain:
+            known[key] = finding
     return Evidence(
         task_id=task.task_id,
         episode_id=episode.episode_id,
-        passed=passed,
-        detail=detail,
+        passed=finding.passed,
+        detail=finding.detail,
         wall_s=time.monotonic() - start,
     )
 
 
-async def _run_checks(task: Task, files: dict[str, str], pool: SandboxPool) -> tuple[tuple[bool, ...], str]:
+async def _run_checks(task: Task, files: dict[str, str], pool: SandboxPool) -> Finding:
+    spec = task.verifier
     for _ in range(2):
         try:
             sandbox = await pool.acquire(files)
         except OSError as error:
             await _prove_host(pool)
-            return _none(task), f"what the agent left cannot be laid out again: {error}"
+            return _failed(task, f"what the agent left cannot be laid out again: {error}")
         try:
-            await _probe(sandbox)
-            outcomes = await _survivors(sandbox, task)
+            outcomes = await run_iochecks(sandbox, spec, spec.checks, GRADE_TIMEOUT_S)
+        except SandboxError:
+            continue
         finally:
             await _close(sandbox)
-        if outcomes is not None:
-            failing = [outcome for outcome in outcomes if not outcome.passed]
-            if not failing:
-                return tuple(outcome.passed for outcome in outcomes), "all checks pass"
-            first = failing[0]
-            detail = f"{len(failing)} of {len(outcomes)} fail: {first.call} -> {first.got}, expected {first.expected}"
-            return tuple(outcome.passed for outcome in outcomes), detail
-    return _none(task), "what the agent left breaks the sandbox that runs it"
+        return Finding(
+            passed=tuple(outcome.passed for outcome in outcomes),
+            detail=_detail(outcomes),
+            is_certain=all(outcome.got not in ("timeout", "died") for outcome in outcomes),
+        )
+    await _prove_host(pool)
+    return _failed(task, "what the agent left breaks the sandbox that runs it")
 
 
-async def _survivors(sandbox: Sandbox, task: Task) -> tuple[CheckOutcome, ...] | None:
-    """The outcomes, in order; None if the sandbox, which was well before, died of running the agent's code.
+def _failed(task: Task, detail: str) -> Finding:
+    return Finding(passed=(False,) * len(task.verifier.checks), detail=detail, is_certain=False)
 
-    Code that never ends uses up the time of every check: where one of the first few does not end, the others are not
-    run, and count as failed.
-    """
-    spec = task.verifier
-    first, others = spec.checks[:FIRST_CHECKS], spec.checks[FIRST_CHECKS:]
-    try:
-        outcomes = await run_iochecks(sandbox, spec, first, GRADE_TIMEOUT_S)
-        if not any(outcome.got == "timeout" for outcome in outcomes):
-            return outcomes + await run_iochecks(sandbox, spec, others, GRADE_TIMEOUT_S)
-    except SandboxError:
-        return None
-    return outcomes + tuple(
-        CheckOutcome(call=check.call, expected=check.expected, got="not run", passed=False) for check in others
-    )
+
+def _detail(outcomes: Sequence[CheckOutcome]) -> str:
+    failing = [outcome for outcome in outcomes if not outcome.passed]
+    if not failing:
+        return "all checks pass"
+    first = failing[0]
+    return f"{len(failing)} of {len(outcomes)} fail: {first.call} -> {first.got}, expected {first.expected}"
 
 
 async def _prove_host(pool: SandboxPool) -> None:
+    """Errors: RewardError, SandboxError if a sandbox that nobody has used yet does not work."""
     sandbox = await pool.acquire({})
     try:
-        await _probe(sandbox)
+        done = await sandbox.run_python("", timeout_s=30.0)
+        if done.exit_code != 0 or done.timed_out:
+            raise RewardError("a fresh sandbox does not run an empty program", cause=f"exit code {done.exit_code}")
     finally:
         await _close(sandbox)
-
-
-async def _probe(sandbox: Sandbox) -> None:
-    """Errors: RewardError, SandboxError if a sandbox that nobody has used yet does not work."""
-    done = await sandbox.run_python("", timeout_s=30.0)
-    if done.exit_code != 0 or done.timed_out:
-        raise RewardError("a fresh sandbox does not run an empty program", cause=f"exit code {done.exit_code}")
 
 
 async def _close(sandbox: Sandbox) -> None:
     with contextlib.suppress(SandboxError):  # already gone, which is what was wanted
         await sandbox.close()
-
-
-def _none(task: Task) -> tuple[bool, ...]:
-    return (False,) * len(task.verifier.checks)

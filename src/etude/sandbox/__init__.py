@@ -10,6 +10,7 @@
     namespace.py       one sandbox (protocols.Sandbox)
     pool.py            warm ones in stock (protocols.SandboxPool)
     inside_*.py        what runs inside; standard library only, because the package is not visible there
+    iochecks.py        calls with known answers, asked in a sandbox and compared outside; iorunner.py is its inside
 
 What it does not do: protect against faults of the kernel itself; a virtual machine does that.
 """

@@ -25,7 +25,7 @@ from etude.errors import SandboxDiedError, SandboxError
 _HEAD = struct.Struct(">II")
 _UCRED = struct.Struct("iii")
 _MAX_HEADER = 64 << 20
-_GRACE_S = 15.0
+_GRACE_S = 30.0
 """How long an answer may be overdue before the sandbox counts as broken."""
 
 
@@ -37,46 +37,86 @@ def make_socket() -> tuple[socket.socket, socket.socket]:
     return host, inside
 
 
-async def peer_pid(host: socket.socket) -> int:
-    """Pid (in the host's numbering) of the process that speaks first; what it says stays in the socket."""
-    loop = asyncio.get_running_loop()
-    readable = loop.create_future()
-    loop.add_reader(host, lambda: readable.done() or readable.set_result(None))
-    try:
-        await readable
-    finally:
-        loop.remove_reader(host)
-    _, ancillary, _, _ = host.recvmsg(1, socket.CMSG_SPACE(_UCRED.size), socket.MSG_PEEK)
+async def first_words(host: socket.socket) -> tuple[int, dict[str, Any]]:
+    """Of a new sandbox: the pid of the process that speaks (in the host's numbering), and what it says.
+
+    Errors: EOFError, ConnectionError, ValueError.
+    """
+    await _readable(host.fileno())
+    head, ancillary, _, _ = host.recvmsg(_HEAD.size, socket.CMSG_SPACE(_UCRED.size))
+    if len(head) < _HEAD.size:
+        raise EOFError("it ended at once")
+    pid = 0
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-            return int(_UCRED.unpack(data)[0])
-    return 0
+            pid = _UCRED.unpack(data)[0]
+    header, _ = await _read_rest(host, head, 0)
+    return pid, header
+
+
+async def _readable(handle: int) -> None:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(handle, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(handle)
+
+
+async def _read_rest(host: socket.socket, head: bytes, max_body: int) -> tuple[dict[str, Any], bytes]:
+    header_size, body_size = _HEAD.unpack(head)
+    if header_size > _MAX_HEADER or body_size > max_body:
+        raise ValueError("it sent something that is not an answer")
+    header = json.loads(await _read_exactly(host, header_size))
+    if not isinstance(header, dict):
+        raise ValueError("it sent something that is not an answer")
+    return header, await _read_exactly(host, body_size)
+
+
+async def _read_exactly(host: socket.socket, size: int) -> bytes:
+    if size == 0:
+        return b""
+    loop = asyncio.get_running_loop()
+    data = await loop.sock_recv(host, size)
+    if len(data) == size:
+        return data
+    parts = [data]
+    missing = size - len(data)
+    while missing:
+        if not parts[-1]:
+            raise EOFError("its first process was killed")
+        parts.append(await loop.sock_recv(host, min(missing, 1 << 20)))
+        missing -= len(parts[-1])
+    return b"".join(parts)
 
 
 class Channel:
-    """Speaks with one sandbox and can kill it."""
+    """Speaks with one sandbox and can kill it. Errors on making one: ProcessLookupError if it has ended already."""
 
     def __init__(
-        self,
-        name: str,
-        pid: int,
-        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        max_body: int,
-        machine_is_alive: Callable[[], bool],
+        self, name: str, host: socket.socket, pid: int, max_body: int, machine_is_alive: Callable[[], bool]
     ) -> None:
         self.name = name
         self.pid = pid
-        self._machine_is_alive = machine_is_alive
-        self._reader, self._writer = streams
+        self._host = host
         self._max_body = max_body
+        self._machine_is_alive = machine_is_alive
         self._lock = asyncio.Lock()
         self._pidfd = os.pidfd_open(pid)
         self._why_closed: str | None = None
 
     @property
     def is_open(self) -> bool:
-        """False once the sandbox is known to be gone."""
-        return self._why_closed is None and not self._reader.at_eof()
+        """False if the sandbox is gone."""
+        if self._why_closed is not None:
+            return False
+        try:
+            return self._host.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     async def ask(
         self, header: dict[str, Any], *bodies: bytes, timeout_s: float = 60.0
@@ -86,18 +126,22 @@ class Channel:
         Errors: OSError from inside; SandboxDiedError. A caller that is cancelled while it waits has its sandbox
         killed: what it asked for may be half done.
         """
+        head = json.dumps(header).encode()
+        frame = b"".join((_HEAD.pack(len(head), sum(map(len, bodies))), head, *bodies))
         async with self._lock:
             if self._why_closed is not None:
                 raise self._died(self._why_closed)
             try:
                 async with asyncio.timeout(timeout_s + _GRACE_S):
-                    answer, body = await self._exchange(header, bodies)
+                    await asyncio.get_running_loop().sock_sendall(self._host, frame)
+                    size = await _read_exactly(self._host, _HEAD.size)
+                    answer, body = await _read_rest(self._host, size, self._max_body)
             except TimeoutError as error:
                 self.kill("it did not answer in time")
                 raise self._died("it did not answer in time") from error
             except (EOFError, ConnectionError, ValueError) as error:
-                self.kill("its connection ended")
-                raise self._died(str(error) or "its first process was killed") from error
+                self.kill(str(error))
+                raise self._died(str(error)) from error
             except asyncio.CancelledError:
                 self.kill("a call was cancelled")
                 raise
@@ -105,40 +149,23 @@ class Channel:
             raise OSError(answer["errno"], answer["why"], answer["path"])
         return answer, body
 
-    async def _exchange(self, header: dict[str, Any], bodies: tuple[bytes, ...]) -> tuple[dict[str, Any], bytes]:
-        head = json.dumps(header).encode()
-        self._writer.writelines((_HEAD.pack(len(head), sum(map(len, bodies))), head, *bodies))
-        await self._writer.drain()
-        return await self.read()
-
-    async def read(self) -> tuple[dict[str, Any], bytes]:
-        """The next frame. Errors: EOFError, ConnectionError, ValueError if it is not a frame."""
-        header_size, body_size = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
-        if header_size > _MAX_HEADER or body_size > self._max_body:
-            raise ValueError("it sent something that is not an answer")
-        header = json.loads(await self._reader.readexactly(header_size))
-        if not isinstance(header, dict):
-            raise ValueError("it sent something that is not an answer")
-        return header, await self._reader.readexactly(body_size)
-
     def kill(self, why: str) -> None:
-        """End every process of the sandbox, now. Idempotent."""
+        """End every process of the sandbox, now. A question that waits for its answer fails. Idempotent."""
         if self._why_closed is not None:
             return
         self._why_closed = why
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        self._writer.close()
+        with contextlib.suppress(OSError):
+            self._host.shutdown(socket.SHUT_RDWR)
 
     async def wait_gone(self) -> None:
-        """After `kill`: until the kernel has ended process 1 and, before it, all the others."""
-        loop = asyncio.get_running_loop()
-        ended = loop.create_future()
-        loop.add_reader(self._pidfd, lambda: ended.done() or ended.set_result(None))
+        """Once, after `kill`: until the kernel has ended process 1 and, before it, all the others."""
         try:
-            await ended
+            await _readable(self._pidfd)
+            async with self._lock:  # until an interrupted question has let go of the socket
+                self._host.close()
         finally:
-            loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
 
     def _died(self, cause: str) -> SandboxError:

@@ -1,18 +1,20 @@
 """Runs inside a sandbox (standard library only): from the fork to the first line of foreign code, and its end.
 
 Nothing of the zygote may be reachable from here on but its memory, which holds no secret: the control socket is closed
-before foreign code runs. What it does not do: set limits that hold for the whole sandbox; they hold already.
+before foreign code runs. A fork pays for every page of memory that it is the first to write, about a hundred for the
+bare fork, so what can be prepared once is prepared in the nest (`prepare`), and little Python runs here.
+What it does not do: set limits that hold for the whole sandbox; they hold already.
 """
 
 from __future__ import annotations
 
+import _signal  # `signal` turns every number into an enum, which touches much memory
 import atexit
 import ctypes
+import io
 import os
 import resource
-import signal
 import sys
-import threading
 import traceback
 import types
 from typing import NoReturn
@@ -21,26 +23,56 @@ MAX_FILES = 1024
 """Descriptors that a process may have open."""
 _PR_SET_DUMPABLE = 4
 _NAME = "<run>"
+_OURS = ("etude", "etude.sandbox", *(f"etude.sandbox.inside_{name}" for name in ("child", "files", "nest", "zygote")))
+
+_prctl = ctypes.PyDLL(None).prctl
 
 
-def become(
-    handles: list[int], limits: dict[int, int], argv: list[str], source: bytes, env: dict[str, str]
-) -> NoReturn:
-    """Take `handles` as descriptors 0 to 3, then execute `argv`, or Python `source` if `argv` is empty."""
+def prepare() -> None:
+    """In the nest, once: standard streams, and what the interpreter sets up at first use."""
+    read, write = os.pipe()  # streams that are made on pipes behave as pipes when a fork puts its own there
+    for number, (name, handle) in enumerate((("stdin", read), ("stdout", write), ("stderr", write))):
+        kept = os.dup(number)
+        os.dup2(handle, number)
+        errors = "backslashreplace" if name == "stderr" else "surrogateescape"
+        stream = io.TextIOWrapper(
+            open(number, "wb" if number else "rb", closefd=False),  # noqa: SIM115 (it stays open)
+            encoding="utf-8",
+            errors=errors,
+            line_buffering=name == "stderr",
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+        os.dup2(kept, number)
+        os.close(kept)
+    os.close(read)
+    os.close(write)
+    main, stderr = sys.modules["__main__"], sys.stderr
+    with open(os.devnull, "w") as sys.stderr:
+        _execute_source(b"class A:\n    x: int = 1\nprint(*[A.x for _ in 'ab'], file=__import__('sys').stderr)")
+        _execute_source(b"def f():\n    raise ValueError(1)\nf()")
+        _execute_source(b"raise SystemExit('no')")
+    sys.modules["__main__"], sys.stderr = main, stderr
+
+
+def become(handles: list[int], max_data: int, argv: list[str], source: bytes, env: dict[str, str]) -> NoReturn:
+    """Take `handles` as descriptors 0 to 3, then execute `argv`, or Python `source` if `argv` is empty.
+
+    `max_data`: bytes of private memory that this process may have (RLIMIT_DATA), 0 where a cgroup counts.
+    """
     code = 126
     try:
-        for number, handle in enumerate(handles):  # they are all above 3: 0 to 2 were open, and so was the socket
+        for number, handle in enumerate(handles):  # they are above 3: the zygote's own fill 0 to 3
             os.dup2(handle, number)
         os.closerange(4, MAX_FILES)
         os.setpgid(0, 0)
-        os.umask(0o022)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for kind, value in limits.items():
-            resource.setrlimit(kind, (value, value))
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        _prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
         _volunteer()
-        os.environ.clear()
-        os.environ.update(env)
+        if max_data:
+            resource.setrlimit(resource.RLIMIT_DATA, (max_data, max_data))
+        if env:
+            os.environ.update(env)
         code = _run_python(source) if not argv else _execute(argv)
     except (OSError, ValueError) as error:
         os.write(2, f"cannot start: {error}\n".encode(errors="replace"))
@@ -50,53 +82,49 @@ def become(
 
 def _volunteer() -> None:
     """If memory runs out, this process goes before process 1."""
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
+    handle = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(handle, b"1000")
+    os.close(handle)
 
 
 def _execute(argv: list[str]) -> int:
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; programs expect the default
-        signal.signal(number, signal.SIG_DFL)
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them; programs expect the default
+        _signal.signal(number, _signal.SIG_DFL)
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
         os.write(2, f"{argv[0]}: {error.strerror}\n".encode(errors="replace"))
         return 127 if isinstance(error, FileNotFoundError) else 126
-    except ValueError as error:
-        os.write(2, f"{error}\n".encode(errors="replace"))
-        return 126
 
 
 def _run_python(source: bytes) -> int:
     """As `python -c` would, in the interpreter that is here. Returns the exit code."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "etude"]:
-        del sys.modules[name]
-    sys.path[:] = ["/workspace", *(path for path in sys.path if not path.startswith("/run/etude"))]
-    sys.argv[:] = ["-c"]
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        errors = "backslashreplace" if number == 2 else "surrogateescape"
-        stream = open(number, "r" if number == 0 else "w", encoding="utf-8", errors=errors, closefd=False)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
-    main = types.ModuleType("__main__")
-    sys.modules["__main__"] = main
-    code = 0
+    for name in _OURS:
+        sys.modules.pop(name, None)
+    code = _execute_source(source)
     try:
-        exec(compile(source, _NAME, "exec"), main.__dict__)
-    except SystemExit as stop:
-        code = _exit_code(stop)
-    except BaseException as error:  # foreign code may raise anything: it is reported, as the interpreter does
-        trace = error.__traceback__
-        traceback.print_exception(type(error), error, trace.tb_next if trace else None)
-        code = 1
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:  # foreign code again: a broken stdout, an exit function that raises
         code = code or 1
     return code
+
+
+def _execute_source(source: bytes) -> int:
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    try:
+        exec(compile(source, _NAME, "exec"), main.__dict__)
+    except SystemExit as stop:
+        return _exit_code(stop)
+    except BaseException as error:  # foreign code may raise anything: it is reported, as the interpreter does
+        trace = error.__traceback__
+        traceback.print_exception(type(error), error, trace.tb_next if trace else None)
+        return 1
+    return 0
 
 
 def _exit_code(stop: SystemExit) -> int:

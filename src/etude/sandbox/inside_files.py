@@ -12,6 +12,7 @@ import ctypes
 import errno
 import os
 import stat
+from collections.abc import Iterator
 
 _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS = 0x02
@@ -93,13 +94,13 @@ class Workspace:
         """Regular files, sorted."""
         return sorted(path for path, status in self.walk() if stat.S_ISREG(status.st_mode))
 
-    def save(self) -> tuple[list[list[object]], list[bytes]]:
-        """Entries [path, kind, mode, size or link's target] and the contents of the files among them, in order.
+    def save(self) -> list[list[object]]:
+        """Entries [path, kind, mode, size or link's target], folders before what they hold. Kinds: d, f, l.
 
-        Kinds: d, f, l. FIFOs and sockets are left out. Errors: OSError(EFBIG) if the files claim more than the disk.
+        The contents follow by `contents`. FIFOs and sockets are left out. Errors: OSError(EFBIG) if the files claim
+        more bytes than the disk has (they have holes).
         """
         entries: list[list[object]] = []
-        blobs: list[bytes] = []
         total = 0
         for path, status in self.walk():
             mode = stat.S_IMODE(status.st_mode)
@@ -111,9 +112,14 @@ class Workspace:
                 total += status.st_size
                 if total > self._max_bytes:
                     raise refused(errno.EFBIG, "the workspace claims more bytes than its disk has", path)
-                blobs.append(self.read(path))
-                entries.append([path, "f", mode, len(blobs[-1])])
-        return entries, blobs
+                entries.append([path, "f", mode, status.st_size])
+        return entries
+
+    def contents(self, entries: list[list[object]]) -> Iterator[bytes]:
+        """Of the files among `entries`, one after the other."""
+        for path, kind, _, _ in entries:
+            if kind == "f":
+                yield self.read(str(path))
 
     def restore(self, entries: list[list[object]], body: memoryview) -> None:
         """What `save` returned, into an empty workspace. Links come last, so that none is ever walked through."""
@@ -153,18 +159,26 @@ class Workspace:
 
     def _make_folder(self, path: str) -> int:
         """A handle on the folder, made with its parents where it is missing."""
-        try:
-            return self._open(path, _FOLDER)
-        except FileNotFoundError:
-            above, name = os.path.split(path)
-            parent = self._make_folder(above)
+        missing = []
+        while True:
+            try:
+                handle = self._open(path, _FOLDER)
+                break
+            except FileNotFoundError:
+                path, name = os.path.split(path)
+                if name:
+                    missing.append(name)
+        for name in reversed(missing):
+            parent = handle
             try:
                 os.mkdir(name, 0o755, dir_fd=parent)
+                path = f"{path}/{name}" if path else name
+                handle = self._open(path, _FOLDER)
             except FileExistsError:
-                raise refused(errno.EACCES, "a link that leads nowhere is in its place", path) from None
+                raise refused(errno.EACCES, "a link that leads nowhere is in the way", f"{path}/{name}") from None
             finally:
                 os.close(parent)
-            return self._open(path, _FOLDER)
+        return handle
 
     def _status(self, path: str) -> os.stat_result:
         handle = self._open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,6 +1,6 @@
 """IO checks: evaluate calls in a sandbox, compare their values on the host.
 
-    checks --calls--> sandbox: iorunner, one fork a call --canonical texts over fd 3--> host: compare with `expected`
+    checks --calls--> sandbox: iorunner, a fork --canonical texts over fd 3--> host: compare with `expected`
 
 Shared by the run_tests tool (visible checks), by grading (all of them) and by checking task files. Expected values
 never enter the sandbox, so nothing that runs there can forge a pass other than by giving the right value.

@@ -1,8 +1,8 @@
 """The program that runs inside a sandbox to evaluate calls: standard library only, sent there as source.
 
 It reads {"path", "calls", "cpu_s", "wall_s"} as JSON on stdin and writes one JSON line [index, text] a call to file
-descriptor 3. Every call runs in a fork of its own that executes the module anew: an endless loop, an exit or a patched
-builtin in one call is not seen by the next, and this process itself never executes the code under test.
+descriptor 3. The calls run in a fork, the module executed anew before each; after a call that does not come back (an
+endless loop, an exit) a new fork takes the rest. This process itself never executes the code under test.
 
 `canonical` also serves the task builder, so that expected values and graded values are written by the same code.
 
@@ -93,19 +93,22 @@ def raised(error: BaseException) -> str:
     return "raises " + type.__getattribute__(type(error), "__name__")
 
 
-def _child(code: types.CodeType, path: str, call: str, cpu_s: float) -> str:
-    """Execute the module, then the call. Runs in a fork; a CPU timer that nothing in Python sees ends it."""
+def _child(code: types.CodeType, path: str, calls: list[str], cpu_s: float, fd: int) -> None:
+    """Answer the calls in order, each with the module executed anew. Nothing in Python sees the CPU timer end it."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)
-    module = types.ModuleType("solution")
-    module.__file__ = path
-    sys.modules["solution"] = module
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    try:
-        exec(code, module.__dict__)
-        return canonical(eval(call, module.__dict__))
-    except BaseException as error:
-        return raised(error)
+    for call in calls:
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        module = types.ModuleType("solution")
+        module.__file__ = path
+        sys.modules["solution"] = module
+        try:
+            exec(code, module.__dict__)
+            text = canonical(eval(call, module.__dict__))
+        except BaseException as error:
+            text = raised(error)
+        data = text.encode("utf-8", "replace")
+        _write_all(fd, len(data).to_bytes(4, "big") + data)
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -113,47 +116,60 @@ def _write_all(fd: int, data: bytes) -> None:
         data = data[os.write(fd, data) :]
 
 
-def _read_answer(fd: int, wall_s: float) -> str:
-    """A length-prefixed text from the child's pipe; `timeout` or `died` where none comes."""
-    deadline = time.monotonic() + wall_s
-    data = b""
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([fd], [], [], left)[0]:
-            return "timeout"
-        piece = os.read(fd, 65_536)
-        data += piece
-        if len(data) >= 4:
-            size = int.from_bytes(data[:4], "big")
+class _Answers:
+    """Reads length-prefixed texts from a child's pipe."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.data = b""
+
+    def next(self, wall_s: float) -> str | None:
+        """The next text; `timeout` after `wall_s`; None where the child ended or wrote nonsense."""
+        deadline = time.monotonic() + wall_s
+        while True:
+            size = int.from_bytes(self.data[:4], "big")
             if size > 8 * MAX_TEXT:
-                return "died"
-            if len(data) >= 4 + size:
-                return data[4 : 4 + size].decode("utf-8", "replace")
-        if not piece:
-            return "died"
+                return None
+            if len(self.data) >= 4 + size:
+                text = self.data[4 : 4 + size].decode("utf-8", "replace")
+                self.data = self.data[4 + size :]
+                return text
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self.fd], [], [], left)[0]:
+                return "timeout"
+            piece = os.read(self.fd, 65_536)
+            if not piece:
+                return None
+            self.data += piece
 
 
-def _evaluate(code: types.CodeType, path: str, call: str, cpu_s: float, wall_s: float) -> str:
+def _evaluate(code: types.CodeType, path: str, calls: list[str], cpu_s: float, wall_s: float) -> list[str]:
+    """Texts of the first calls, up to and including the first one that does not come back; at least one."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(read_end)
             os.close(3)
-            data = _child(code, path, call, cpu_s).encode("utf-8", "replace")
-            _write_all(write_end, len(data).to_bytes(4, "big") + data)
+            _child(code, path, calls, cpu_s, write_end)
         finally:
             os._exit(0)
     os.close(write_end)
-    try:
-        text = _read_answer(read_end, wall_s)
-    finally:
-        os.close(read_end)
-        os.kill(pid, signal.SIGKILL)
-        status = os.waitpid(pid, 0)[1]
-    if text == "died" and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-        return "timeout"
-    return text
+    answers = _Answers(read_end)
+    texts: list[str] = []
+    lost: str | None = ""
+    while len(texts) < len(calls):
+        lost = answers.next(wall_s)
+        if lost is None or lost == "timeout":
+            break
+        texts.append(lost)
+    os.close(read_end)
+    os.kill(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    if len(texts) < len(calls):
+        cpu_spent = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+        texts.append("timeout" if lost == "timeout" or cpu_spent else "died")
+    return texts
 
 
 def _preload(source: bytes) -> None:
@@ -176,6 +192,10 @@ def main() -> None:
         _preload(source)
     except (OSError, SyntaxError, ValueError, MemoryError, RecursionError) as error:
         failure = raised(error)
-    for index, call in enumerate(request["calls"]):
-        text = failure or _evaluate(code, path, call, request["cpu_s"], request["wall_s"])
-        _write_all(3, json.dumps([index, text]).encode() + b"\n")
+    calls = request["calls"]
+    index = 0
+    while index < len(calls):
+        texts = [failure] if failure else _evaluate(code, path, calls[index:], request["cpu_s"], request["wall_s"])
+        for text in texts:
+            _write_all(3, json.dumps([index, text]).encode() + b"\n")
+            index += 1

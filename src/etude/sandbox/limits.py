@@ -138,8 +138,9 @@ def _below(point: str, root: str, path: str) -> Path:
 def _write_v1(controller: str, folder: Path, limits: Limits) -> None:
     if controller == "memory":
         _put(folder / "memory.limit_in_bytes", str(limits.memory_bytes))
-        with contextlib.suppress(OSError):  # there only if the kernel accounts for swap
-            _put(folder / "memory.memsw.limit_in_bytes", str(limits.memory_bytes))
+        for optional in ("memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes"):
+            with contextlib.suppress(OSError):  # swap and socket buffers: not every kernel counts them
+                _put(folder / optional, str(limits.memory_bytes))
     elif controller == "pids":
         _put(folder / "pids.max", str(limits.pids))
     else:

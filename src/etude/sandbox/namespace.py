@@ -7,6 +7,7 @@ What it does not do: outlive its first death, keep processes between two runs, s
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
@@ -17,7 +18,6 @@ from typing import Any
 from etude import frames
 from etude.errors import SandboxError
 from etude.protocols import ExecResult, Snapshot
-from etude.sandbox import tree
 from etude.sandbox.channel import Channel
 from etude.sandbox.limits import Group
 from etude.sandbox.recipe import SandboxRecipe
@@ -67,15 +67,13 @@ class NamespaceSandbox:
         header = {
             "op": "run",
             "argv": argv,
-            "env": {**tree.ENV, **(env or {})},
+            "env": {**(env or {})},
             "stdin": len(stdin),
             "timeout_s": timeout_s,
         }
         answer, body = await self.channel.ask(header, stdin, source, timeout_s=timeout_s)
-        ends = [0]
-        for size in answer["sizes"]:
-            ends.append(ends[-1] + size)
-        stdout, stderr, result = (body[start:end] for start, end in zip(ends, ends[1:], strict=False))
+        first, second, _ = itertools.accumulate(answer["sizes"])
+        stdout, stderr, result = body[:first], body[first:second], body[second:]
         return ExecResult(
             exit_code=answer["code"],
             stdout=stdout,

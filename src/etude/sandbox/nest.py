@@ -16,20 +16,18 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Awaitable
+import sys
 from dataclasses import asdict
-from typing import TypeVar
 
 from etude.errors import SandboxError
 from etude.sandbox import limits, seccomp, tree
-from etude.sandbox.channel import Channel, make_socket, peer_pid, send_end
+from etude.sandbox.channel import Channel, first_words, make_socket, send_end
 from etude.sandbox.inside_zygote import Config
 from etude.sandbox.recipe import SandboxRecipe
 
 START_S = 30.0
 _BASE_MEMORY = 16 << 20
 """Bytes beside the recipe's, for process 1."""
-T = TypeVar("T")
 
 
 class Nest:
@@ -52,23 +50,25 @@ class Nest:
             rules = seccomp.program(memory_is_counted=self._groups is not None)
         except (ImportError, OSError, RuntimeError) as error:
             raise SandboxError(
-                "no sandbox can be started", cause=f"no system-call filter: {error}", hint="apt install libseccomp2"
+                "no sandbox can be started", cause=f"no system-call filter: {error}", hint=seccomp.HINT
             ) from error
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
         open_files: list[int] = []
-        as_nobody = {"user": tree.ROOT_RUNS_AS, "group": tree.ROOT_RUNS_AS, "extra_groups": []}
+        nobody = tree.ROOT_RUNS_AS if os.geteuid() == 0 else None
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *tree.command(self._python, open_files),
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=open_files,
                 env={},
                 cwd="/",
                 process_group=0,  # Ctrl-C is for Etude; a session of its own would defeat `nice` (autogroups)
-                **(as_nobody if os.geteuid() == 0 else {}),
+                user=nobody,
+                group=nobody,
+                extra_groups=None if nobody is None else [],
             )
         except OSError as error:
             raise SandboxError("bubblewrap cannot be started", cause=str(error), hint=tree.BWRAP_HINT) from error
@@ -118,25 +118,25 @@ class Nest:
         host, inside = make_socket()
         try:
             send_end(self._control, inside)
-        except OSError as error:
-            host.close()
-            raise SandboxError("no sandbox can be started", cause=f"the nest does not listen: {error}") from error
-        finally:
             inside.close()
-        pid = await _in_time(peer_pid(host), host)
-        reader, writer = await asyncio.open_connection(sock=host)
-        if pid == 0:
-            writer.close()
-            raise SandboxError("a sandbox did not start", cause=self._last_words() or "it ended at once")
-        channel = Channel(f"{os.getpid()}-{number}", pid, (reader, writer), self._max_body(), self.is_alive)
-        try:
-            said, _ = await channel.read()
+            async with asyncio.timeout(START_S):
+                pid, said = await first_words(host)
             if "failed" in said:
                 raise SandboxError("a sandbox did not start", cause=str(said["failed"]), hint=hint_for(str(said)))
+            channel = Channel(f"{os.getpid()}-{number}", host, pid, self._max_body(), self.is_alive)
+        except (OSError, EOFError, ValueError) as error:
+            words = self._last_words() or str(error) or f"no answer in {START_S:.0f} s"
+            raise SandboxError("a sandbox did not start", cause=words, hint=hint_for(words)) from error
+        finally:
+            inside.close()
+            if sys.exc_info()[0] is not None:
+                host.close()
+        try:
             return channel, self._limit(number, pid)
-        except (EOFError, ValueError, OSError) as error:
-            channel.kill("it did not start")
-            raise SandboxError("a sandbox did not start", cause=str(error)) from error
+        except OSError as error:
+            channel.kill("it has no cgroup")
+            await channel.wait_gone()
+            raise SandboxError("a sandbox got no cgroup", cause=str(error)) from error
 
     def _limit(self, number: int, pid: int) -> limits.Group | None:
         if self._groups is None:
@@ -175,17 +175,6 @@ class Nest:
         await self.close()
         words = self._last_words() or "bubblewrap did not answer"
         return SandboxError("no sandbox can be started", cause=words, hint=hint_for(words))
-
-
-async def _in_time(speaks: Awaitable[T], host: socket.socket) -> T:
-    try:
-        async with asyncio.timeout(START_S):
-            return await speaks
-    except BaseException as error:
-        host.close()
-        if isinstance(error, TimeoutError):
-            raise SandboxError("a sandbox did not start", cause=f"no answer in {START_S:.0f} s") from error
-        raise
 
 
 def hint_for(words: str) -> str | None:

@@ -106,8 +106,8 @@ class NamespacePool:
     async def _take(self) -> NamespaceSandbox:
         """From the stock, else the next that gets ready."""
         await self._places.acquire()
+        sandbox = future = None
         try:
-            sandbox = None
             while self._stock and sandbox is None:
                 sandbox = self._stock.popleft()
                 if not sandbox.channel.is_open:
@@ -122,6 +122,8 @@ class NamespacePool:
                 sandbox = await future
         except BaseException:
             self._places.release()
+            if future is not None and future.done() and not future.cancelled() and future.exception() is None:
+                self._stock.append(future.result())  # it came in the moment in which the caller gave up
             raise
         self._in_use.add(sandbox)
         self._pump()

@@ -39,9 +39,7 @@ class SandboxRecipe:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise RecipeError(
-                f"sandbox.kind = {self.kind!r} is not supported", hint=f"use one of: {', '.join(KINDS)}"
-            )
+            raise RecipeError(f"sandbox.kind = {self.kind!r} is not supported", hint=f"use one of: {', '.join(KINDS)}")
         if self.network not in NETWORKS:
             raise RecipeError(
                 f"sandbox.network = {self.network!r} is not supported",
@@ -56,6 +54,12 @@ class SandboxRecipe:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise RecipeError(f"sandbox.{name} = {value} is out of range", hint=f"use {low} to {high}")
+        if self.disk_mb > self.memory_mb:
+            raise RecipeError(
+                f"sandbox.disk_mb = {self.disk_mb} is more than sandbox.memory_mb = {self.memory_mb}",
+                cause="files are kept in memory",
+                hint="raise memory_mb or lower disk_mb",
+            )
         if self.python != "auto" and not PurePosixPath(self.python).is_absolute():
             raise RecipeError(
                 f"sandbox.python = {self.python!r} is not an absolute path", hint='use "auto" or "/usr/bin/python3"'

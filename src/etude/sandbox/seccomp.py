@@ -37,9 +37,9 @@ shutdown sigaltstack signalfd signalfd4 socketpair splice stat statfs statx syml
 sync_file_range syncfs sysinfo tee tgkill time timer_create timer_delete timer_getoverrun timer_gettime
 timer_settime timerfd_create timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat
 utime utimensat utimes vfork wait4 waitid write writev
-""".split()
+"""
 
-UNCOUNTED = "memfd_create shmget shmat shmctl shmdt".split()
+UNCOUNTED = "memfd_create shmget shmat shmctl shmdt"
 """Make memory that belongs to no process: allowed only where a cgroup counts it."""
 
 FORBIDDEN = """
@@ -51,8 +51,9 @@ pidfd_getfd pivot_root process_madvise process_mrelease process_vm_readv process
 quotactl_fd reboot request_key sched_setattr sched_setparam sched_setscheduler set_mempolicy setdomainname
 sethostname setns settimeofday swapoff swapon sysfs syslog umount umount2 unshare uselib userfaultfd ustat vhangup
 vmsplice
-""".split()
+"""
 
+HINT = "pip install pyseccomp; apt install libseccomp2 (Debian, Ubuntu), dnf install libseccomp (Fedora)"
 FAMILIES = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6. Others, such as AF_VSOCK, are not confined by a network namespace."""
 NEW_NAMESPACES = 0x7E020000
@@ -75,9 +76,9 @@ def program(*, memory_is_counted: bool) -> bytes:
         if pyseccomp.resolve_syscall(pyseccomp.system_arch(), name) >= 0:
             rules.add_rule(action, name, *arguments)
 
-    for name in ALLOWED + (UNCOUNTED if memory_is_counted else []):
+    for name in f"{ALLOWED} {UNCOUNTED if memory_is_counted else ''}".split():
         add(pyseccomp.ALLOW, name)
-    for name in FORBIDDEN:
+    for name in FORBIDDEN.split():
         add(pyseccomp.ERRNO(errno.EPERM), name)
     # clone3 hides its flags behind a pointer: answering ENOSYS makes the C library use clone.
     add(pyseccomp.ALLOW, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, NEW_NAMESPACES, 0))

@@ -83,7 +83,7 @@ def choose_python(recipe: SandboxRecipe) -> Python:
             return python
     raise SandboxError(
         "there is no Python that a sandbox can run",
-        cause=f"{own} is not readable for the user that sandboxes run as, and {' and '.join(SYSTEM_PYTHONS)} are missing",
+        cause=f"the user that sandboxes run as cannot read {own}, and {' and '.join(SYSTEM_PYTHONS)} are missing",
         hint="apt install python3",
     )
 
@@ -132,23 +132,24 @@ def command(python: Python, open_files: list[int]) -> list[str]:
         find_bubblewrap(), "--unshare-user", "--unshare-all", "--die-with-parent", "--as-pid-1",
         "--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID), "--cap-drop", "ALL", "--clearenv",
     ]  # fmt: skip
-    for name, value in ENV.items():
+    path = f"{python.prefix}/bin:{ENV['PATH']}" if python.prefix else ENV["PATH"]
+    for name, value in {**ENV, "PATH": path}.items():
         argv += ["--setenv", name, value]
     argv += ["--ro-bind", "/usr", "/usr"]
     for name in _SYSTEM_LINKS:
-        path = Path("/", name)
-        if path.is_symlink():
-            argv += ["--symlink", os.readlink(path), str(path)]
-        elif path.is_dir():
-            argv += ["--ro-bind", str(path), str(path)]
+        system = Path("/", name)
+        if system.is_symlink():
+            argv += ["--symlink", os.readlink(system), str(system)]
+        elif system.is_dir():
+            argv += ["--ro-bind", str(system), str(system)]
     etc = (*_ETC, *sorted(path.name for path in Path("/etc").glob("python3*")))
     for name in etc:
         argv += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     if python.prefix:
         argv += ["--ro-bind", python.prefix, python.prefix]
-    for path, text in _written_files():
-        open_files.append(_in_memory(path, text))
-        argv += ["--perms", "0444", "--file", str(open_files[-1]), path]
+    for written, text in _written_files():
+        open_files.append(_in_memory(written, text))
+        argv += ["--perms", "0444", "--file", str(open_files[-1]), written]
     for name in _DEVICES:
         argv += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):

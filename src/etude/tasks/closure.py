@@ -17,23 +17,35 @@ import symtable
 from collections.abc import Iterator
 
 SAFE_MODULES = frozenset(
-    """abc array ast base64 binascii bisect calendar cmath codecs collections collections.abc colorsys contextlib copy
-    dataclasses datetime decimal difflib enum fnmatch fractions functools hashlib heapq html html.entities inspect
-    ipaddress itertools json keyword math numbers operator posixpath re reprlib shlex statistics string struct textwrap
-    token types typing unicodedata urllib.parse warnings zlib __future__""".split()
-)
+    {
+        "abc", "array", "ast", "base64", "binascii", "bisect", "calendar", "cmath", "codecs", "collections",
+        "collections.abc", "colorsys", "contextlib", "copy", "dataclasses", "datetime", "decimal", "difflib", "enum",
+        "fnmatch", "fractions", "functools", "hashlib", "heapq", "html", "html.entities", "inspect", "ipaddress",
+        "itertools", "json", "keyword", "math", "numbers", "operator", "posixpath", "re", "reprlib", "shlex",
+        "statistics", "string", "struct", "textwrap", "token", "types", "typing", "unicodedata", "urllib.parse",
+        "warnings", "zlib", "__future__",
+    }
+)  # fmt: skip
 """Modules of the standard library that a task may import: no files, network, processes, clock or chance."""
 
 BANNED_NAMES = frozenset(
-    """open input print exec eval compile __import__ globals locals vars breakpoint exit quit help id hash super
-    memoryview dir __file__ __name__ __builtins__ __loader__ __spec__ __doc__ __package__""".split()
-)
+    {
+        "open", "input", "print", "exec", "eval", "compile", "__import__", "globals", "locals", "vars", "breakpoint",
+        "exit", "quit", "help", "id", "hash", "super", "memoryview", "dir", "__file__", "__name__", "__builtins__",
+        "__loader__", "__spec__", "__doc__", "__package__",
+    }
+)  # fmt: skip
 """Builtins that reach out, or whose value differs from one process to the next."""
 
 BANNED_ATTRIBUTES = frozenset(
-    """now today utcnow utcfromtimestamp fromtimestamp astimezone localtime time system popen getsource getsourcefile
-    stack currentframe getmodule getfile open_code realpath abspath expanduser expandvars""".split()
-)
+    {
+        "now", "today", "utcnow", "utcfromtimestamp", "fromtimestamp", "astimezone", "localtime", "getsource",
+        "getsourcefile", "stack", "currentframe", "getmodule", "getfile", "open_code", "realpath", "abspath",
+        "expanduser", "expandvars", "__globals__", "__builtins__", "__subclasses__", "__code__", "__bases__", "__mro__",
+        "__import__", "__loader__", "__dict__", "__module__", "__closure__", "__file__",
+    }
+)  # fmt: skip
+"""Attributes that lead to the clock, to files or around in the interpreter."""
 
 _PLAIN_TYPES: tuple[type, ...] = (
     str, bytes, bytearray, list, dict, set, frozenset, int, float, complex, tuple, range, slice, bool, object,
@@ -41,7 +53,7 @@ _PLAIN_TYPES: tuple[type, ...] = (
     datetime.time, collections.deque, collections.Counter, collections.OrderedDict, collections.defaultdict,
     ast.AST, Exception,
 )  # fmt: skip
-PLAIN_ATTRIBUTES = frozenset(name for kind in _PLAIN_TYPES for name in dir(kind)) | {"__name__", "__code__"}
+PLAIN_ATTRIBUTES = frozenset(name for kind in _PLAIN_TYPES for name in dir(kind)) | {"__name__"}
 """Attributes of values that a test can write down. A parameter asked for any other is some object of the package's."""
 
 MAX_PRELUDE_LINES = 30
@@ -57,8 +69,8 @@ class Module:
     def __init__(self, tree: ast.Module) -> None:
         self.imports: dict[str, tuple[str, str]] = {}
         """Name -> (module it comes from, import statement that binds it)."""
-        self.constants: dict[str, tuple[int, str]] = {}
-        """Name -> (position, assignment as source)."""
+        self.constants: dict[str, tuple[int, ast.stmt]] = {}
+        """Name -> (position, assignment or class without a body)."""
         self.functions: dict[str, tuple[int, ast.FunctionDef]] = {}
         self._needs: dict[str, frozenset[str] | None] = {}
         self._sources: dict[str, str] = {}
@@ -79,17 +91,20 @@ class Module:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             names = [target.id for target in targets if isinstance(target, ast.Name)]
             bound.update(node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
-            if len(names) == len(targets) == 1 and names[0] != "__all__":
-                source = f"{names[0]} = {ast.unparse(statement.value)}"
-                if len(source) <= MAX_CONSTANT_CHARS:
-                    self.constants[names[0]] = (position, source)
+            if len(names) == len(targets) == 1 and names[0] != "__all__" and _height(statement) <= MAX_PRELUDE_LINES:
+                self.constants[names[0]] = (position, statement)
             return
         if isinstance(statement, ast.FunctionDef):
             bound[statement.name] += 1
             self.functions[statement.name] = (position, statement)
             return
-        if isinstance(statement, (*_FUNCTION, ast.ClassDef)):
-            bound[statement.name] += 2
+        if isinstance(statement, ast.ClassDef):
+            bound[statement.name] += 1
+            if all(isinstance(item, ast.Pass) or _is_bare_constant(item) for item in statement.body):
+                bare = ast.ClassDef(statement.name, statement.bases, statement.keywords, [ast.Pass()], [])
+                self.constants[statement.name] = (position, bare)
+        elif isinstance(statement, _FUNCTION):
+            bound[statement.name] += 1
         elif not isinstance(statement, ast.Expr):
             for node in ast.walk(statement):  # what a branch binds is not known for certain
                 if isinstance(node, (*_FUNCTION, ast.ClassDef)):
@@ -100,22 +115,19 @@ class Module:
     def needs(self, name: str) -> frozenset[str] | None:
         """Names that the constant or function `name` needs, or None when it must not travel."""
         if name not in self._needs:
-            if name in self.functions:
-                function = self.functions[name][1]
-                self._sources[name] = ast.unparse(function)
-                self._needs[name] = free_names(self._sources[name]) if is_harmless(function) else None
-            else:
-                source = self.constants[name][1]
-                self._sources[name] = source
-                value = ast.parse(source).body[0]
-                found = free_names(source)
-                self._needs[name] = found - {name} if found is not None and _is_constant(value) else None
+            node: ast.stmt = self.functions[name][1] if name in self.functions else self.constants[name][1]
+            source = unparse(node)
+            found = free_names(source) if source and is_harmless(node) else None
+            if name in self.constants and (len(source) > MAX_CONSTANT_CHARS or name in (found or ())):
+                found = None
+            self._sources[name], self._needs[name] = source, found
         return self._needs[name]
 
     def prelude(self, name: str, free: frozenset[str]) -> str | None:
         """Source of all that `name`, whose free names are `free`, needs; None when something cannot travel."""
-        todo, imports, parts = list(free - {name}), set(), set()
-        done = {name}
+        todo, done = list(free), {name}
+        imports: set[str] = set()
+        parts: set[str] = set()
         while todo:
             item = todo.pop()
             if item in done:
@@ -152,22 +164,29 @@ def _imports(statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str,
             yield alias.asname or alias.name, module, f"from {module} import {text}"
 
 
-def _is_constant(statement: ast.stmt) -> bool:
-    """True for an expression without lambdas, comprehensions, awaits or dangerous names."""
-    odd = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
-    return is_harmless(statement) and not any(isinstance(node, odd) for node in ast.walk(statement))
+def _height(node: ast.stmt) -> int:
+    """Lines of the file that it takes."""
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def unparse(node: ast.AST) -> str:
+    """Source of `node`; empty for an expression nested deeper than the interpreter's stack."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return ""
 
 
 def is_harmless(node: ast.AST) -> bool:
-    """True when no name or attribute under `node` is on the banned lists and it does not rebind globals."""
+    """False when something under `node` is a banned attribute, awaits, rebinds a global or imports the unsafe."""
     for child in ast.walk(node):
-        if isinstance(child, ast.Name) and child.id in BANNED_NAMES:
+        if isinstance(child, ast.Attribute) and child.attr in BANNED_ATTRIBUTES:
             return False
-        if isinstance(child, ast.Attribute) and (
-            child.attr in BANNED_ATTRIBUTES or (child.attr.startswith("__") and child.attr not in {"__name__"})
+        if isinstance(child, (ast.Global, ast.Await, ast.AsyncFor, ast.AsyncWith)):
+            return False
+        if isinstance(child, (ast.Import, ast.ImportFrom)) and any(
+            module not in SAFE_MODULES for _, module, _ in _imports(child)
         ):
-            return False
-        if isinstance(child, (ast.Global, ast.Import, ast.ImportFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)):
             return False
     return True
 
@@ -217,7 +236,7 @@ def blocks(node: ast.stmt) -> list[list[ast.stmt]]:
 
 
 def strip(body: list[ast.stmt]) -> None:
-    """Drops docstrings, annotations and decorators of all functions under `body`, in place (a copy costs ten parses)."""
+    """Drops docstrings, annotations and decorators of functions under `body`, in place (a copy costs ten parses)."""
     for node in statements(body):
         if isinstance(node, _FUNCTION):
             node.decorator_list, node.returns = [], None

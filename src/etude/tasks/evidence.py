@@ -20,7 +20,7 @@ KINDS = (
 )  # fmt: skip
 """Kinds of values; `inputs` has a generator for each."""
 STRS = ("str", "char", "word", "ident", "numeral", "path", "url", "fields", "text", "date", "symbols")
-NUMBERS = ("int", "float", "bool")
+NUMBERS = ("int", "float")
 LISTS = ("ints", "floats", "strs", "mixed", "nested", "matrix", "pairs", "dicts")
 TUPLES = ("int_tuple", "str_tuple")
 SETS = ("int_set", "str_set")

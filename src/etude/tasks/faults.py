@@ -65,9 +65,16 @@ _SIBLING_METHODS = {
     "removesuffix": "removeprefix", "group": "groups",
 }  # fmt: skip
 _CONVERSIONS = frozenset(
-    "abs sorted int float list tuple set reversed round str bool len sum dict iter next enumerate repr".split()
-)
-_CLEANUPS = frozenset("strip lstrip rstrip lower upper copy title capitalize casefold splitlines".split())
+    {
+        "abs", "sorted", "int", "float", "list", "tuple", "set", "reversed", "round", "str", "bool", "len", "sum",
+        "dict", "iter", "next", "enumerate", "repr",
+    }
+)  # fmt: skip
+_CLEANUPS = frozenset(
+    {
+        "strip", "lstrip", "rstrip", "lower", "upper", "copy", "title", "capitalize", "casefold", "splitlines",
+    }
+)  # fmt: skip
 
 
 def kind(name: str) -> Callable[[Kind], Kind]:
@@ -163,8 +170,11 @@ def boolean_constant(node: ast.AST, place: Place) -> Iterator[ast.AST]:
 
 @kind("negated-condition")
 def negated_condition(node: ast.AST, place: Place) -> Iterator[ast.AST]:
-    plain = not isinstance(node, ast.Compare) or len(node.ops) > 1
-    if place.field in ("test", "ifs") and plain and not (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)):
+    if not isinstance(node, ast.expr):
+        return
+    has_opposite = isinstance(node, ast.Compare) and len(node.ops) == 1
+    is_negated = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    if place.field in ("test", "ifs") and not has_opposite and not is_negated:
         yield ast.UnaryOp(ast.Not(), node)
 
 
@@ -286,9 +296,7 @@ def dropped_argument(node: ast.AST, place: Place) -> Iterator[ast.AST]:
 def loop_exit(node: ast.AST, place: Place) -> Iterator[ast.AST]:
     if isinstance(node, ast.Break):
         yield ast.Continue()
-    elif isinstance(node, ast.Continue):
-        yield ast.Break()
-    elif isinstance(node, ast.Return) and place.in_loop:
+    elif isinstance(node, ast.Continue) or (isinstance(node, ast.Return) and place.in_loop):
         yield ast.Break()
 
 

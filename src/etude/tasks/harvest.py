@@ -10,24 +10,28 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import io
 import os
 import symtable
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from copy import copy
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
 import zstandard
 
 from etude.errors import TaskError
-from etude.tasks.closure import Module, free_names, is_harmless, is_plain, statements, strip
+from etude.tasks.closure import Module, free_names, is_harmless, is_plain, statements, strip, unparse
 from etude.tasks.packages import Package, sources
 
 MIN_LINES, MAX_LINES = 3, 20
 """Of a function after stripping, its `def` line included."""
 MAX_LINE_CHARS = 100
+MIN_SINGLE_CHARS = 24
+"""Of the body of a callable function with one line of body, which is then kept too."""
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef
 _NAMED = (ast.Name, ast.arg, ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.Nonlocal, *_FUNCTION)
@@ -54,26 +58,44 @@ class Function:
     source: str
     """Without docstring, comments, annotations and decorators; no trailing newline."""
     prelude: str
-    """Imports, constants and helper functions, in this order; empty for a function that needs none or cannot be called."""
+    """Imports, then constants and helper functions; empty for a function that needs none or cannot be called."""
     lines: int
     callable: bool
-    """Runs alone on plain values, as far as its syntax tells."""
+    """Runs alone on plain values, as far as its syntax tells. A method that never used its instance has lost `self`."""
     body_key: str
     """Hash of the function with local names replaced by numbers: equal for copies under other names."""
 
 
-def harvest(packages: Iterable[Package], cache: Path) -> Iterator[Function]:
+def harvest(packages: Iterable[Package], cache: Path, *, workers: int = 1) -> Iterator[Function]:
     """Short functions of all `packages`, in their order, each body once (the first package with it keeps it).
 
-    Raises TaskError when a package is not in `cache` (see `packages.fetch`).
+    `workers` processes read packages side by side; the result does not depend on how many. Raises TaskError when a
+    package is not in `cache` (see `packages.fetch`).
     """
     seen: set[str] = set()
-    for package in packages:
-        for module, text in sources(package, cache):
-            for function in read_module(text, module=module, package=package):
-                if function.body_key not in seen:
-                    seen.add(function.body_key)
-                    yield function
+    for found in _read_all(packages, cache, workers):
+        for function in found:
+            if function.body_key not in seen:
+                seen.add(function.body_key)
+                yield function
+
+
+def _read_all(packages: Iterable[Package], cache: Path, workers: int) -> Iterator[list[Function]]:
+    if workers == 1:
+        yield from (read_package(package, cache) for package in packages)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(read_package, package, cache) for package in packages]
+        yield from (job.result() for job in jobs)
+
+
+def read_package(package: Package, cache: Path) -> list[Function]:
+    """Short functions of one package, copies included."""
+    return [
+        function
+        for module, text in sources(package, cache)
+        for function in read_module(text, module=module, package=package)
+    ]
 
 
 def read_module(text: str, *, module: str, package: Package) -> Iterator[Function]:
@@ -90,16 +112,33 @@ def read_module(text: str, *, module: str, package: Package) -> Iterator[Functio
     for qualname, node, free in found:
         if sum(1 for _ in statements(node.body)) >= MAX_LINES:
             continue
-        source = ast.unparse(node)
-        lines = source.split("\n")
-        if not MIN_LINES <= len(lines) <= MAX_LINES or max(map(len, lines)) > MAX_LINE_CHARS or not source.isascii():
+        node, source, prelude = _form(node, free, scope)
+        local = _local_names(source)
+        if local is None or not _fits(source, prelude is not None):
             continue
-        prelude = _prelude(node, source, scope) if free else None
         yield Function(
             package=package.name, version=package.version, licence=package.licence, module=module, qualname=qualname,
-            name=node.name, source=source, prelude=prelude or "", lines=len(lines), callable=prelude is not None,
-            body_key=_key(node, _local_names(source)),
+            name=node.name, source=source, prelude=prelude or "", lines=source.count("\n") + 1,
+            callable=prelude is not None, body_key=_key(node, local),
         )  # fmt: skip
+
+
+def _fits(source: str, callable: bool) -> bool:
+    """True for a source of the right size. A callable function may have one line of body, when that says something."""
+    lines = source.split("\n")
+    least = MIN_LINES - 1 if callable and len(lines[-1].strip()) >= MIN_SINGLE_CHARS else MIN_LINES
+    return least <= len(lines) <= MAX_LINES and max(map(len, lines)) <= MAX_LINE_CHARS and source.isascii()
+
+
+def _form(node: _Definition, free: bool, scope: Module) -> tuple[_Definition, str, str | None]:
+    """(node, source, prelude): a method without use for its instance as a function, where that can be called."""
+    bare = node if free else _without_self(node)
+    if bare is not None:
+        source = unparse(bare)
+        prelude = _prelude(bare, source, scope)
+        if prelude is not None:
+            return bare, source, prelude
+    return node, unparse(node), None
 
 
 def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, _Definition]]:
@@ -128,13 +167,27 @@ def _is_stub(node: _Definition) -> bool:
     return False
 
 
+def _without_self(method: _Definition) -> _Definition | None:
+    """A method that never looks at its instance, as a function; None for any other."""
+    first, *rest = method.args.args or [ast.arg("")]
+    special = method.args.posonlyargs or len(method.args.defaults) > len(rest) or method.name.startswith("__")
+    if special or not rest:
+        return None
+    if any(isinstance(child, ast.Name) and child.id in (first.arg, "super", "__class__") for child in ast.walk(method)):
+        return None
+    function = copy(method)
+    function.args = copy(method.args)
+    function.args.args = rest
+    return function
+
+
 def _prelude(stripped: _Definition, source: str, scope: Module) -> str | None:
     """What the function needs to run alone, or None when it cannot be called on plain values."""
     arguments = stripped.args
     takes_something = arguments.posonlyargs or arguments.args or arguments.vararg
     if isinstance(stripped, ast.AsyncFunctionDef) or not takes_something or not is_harmless(stripped):
         return None
-    if (arguments.posonlyargs + arguments.args)[:1] and (arguments.posonlyargs + arguments.args)[0].arg in ("self", "cls"):
+    if any(argument.arg in ("self", "cls") for argument in arguments.posonlyargs + arguments.args):
         return None
     free = free_names(source)
     if free is None or not is_plain(stripped, free & scope.imports.keys()):
@@ -147,7 +200,7 @@ def body_key(source: str) -> str:
 
     Constants, attributes and global names count; so `a + 1` and `b + 1` are one body and `a + 2` another.
     """
-    return _key(ast.parse(source).body[0], _local_names(source))
+    return _key(ast.parse(source).body[0], _local_names(source) or set())
 
 
 def _key(node: ast.AST, local: set[str]) -> str:
@@ -176,10 +229,13 @@ def _key(node: ast.AST, local: set[str]) -> str:
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
-def _local_names(source: str) -> set[str]:
-    """Names bound by the function at any depth, and its own name."""
+def _local_names(source: str) -> set[str] | None:
+    """Names bound by the function at any depth, and its own name; None when it does not compile alone."""
+    try:
+        scopes = [symtable.symtable(source, "<function>", "exec")]
+    except (SyntaxError, ValueError):
+        return None
     found: set[str] = set()
-    scopes = [symtable.symtable(source, "<function>", "exec")]
     while scopes:
         scope = scopes.pop()
         found.update(symbol.get_name() for symbol in scope.get_symbols() if symbol.is_local())
@@ -217,12 +273,15 @@ def read(path: Path) -> Iterator[tuple[Function, str]]:
     Raises TaskError for a file that is missing, cut off or malformed.
     """
     try:
-        with path.open("rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw) as stream:
-            for line in io.BufferedReader(stream):  # type: ignore[arg-type]
-                row = msgspec.json.decode(line)
-                split = row.pop("split", "")
-                yield msgspec.convert(row, Function), split
-    except (OSError, zstandard.ZstdError, msgspec.MsgspecError, AttributeError) as error:
+        unpacker = zstandard.ZstdDecompressor().decompressobj()
+        data = unpacker.decompress(path.read_bytes())
+        if not unpacker.eof:
+            raise EOFError("the file ends too early")
+        for line in data.splitlines():
+            row = msgspec.json.decode(line)
+            split = row.pop("split", "")
+            yield msgspec.convert(row, Function), split
+    except (OSError, EOFError, zstandard.ZstdError, msgspec.MsgspecError, AttributeError) as error:
         raise TaskError(
             f"functions cannot be read from {path}", cause=str(error), hint="build them again: etude tasks functions"
         ) from error

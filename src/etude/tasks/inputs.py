@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from etude.tasks.evidence import KINDS, Evidence, Hints, Parameter
 
@@ -71,7 +71,8 @@ class Values:
             "int_tuple": lambda h: self.many(lambda: repr(self.integer()), h, "tuple"),
             "str_tuple": lambda h: self.many(lambda: repr(self.string(short=True)), h, "tuple"),
             "int_set": lambda h: self.many(lambda: repr(self.integer()), h, "set"),
-            "str_set": lambda h: self.many(lambda: repr(self.string(short=True)), h, "set"),
+            # One element: the order of strings in a set differs from process to process.
+            "str_set": lambda h: self.many(lambda: repr(self.string(short=True)), h, "set", 1),
             "counts": lambda h: self.mapping(h, "int"), "names": lambda h: self.mapping(h, "str"),
             "tree": lambda h: self.mapping(h, "mixed"), "callable": lambda h: rng.choice(_CALLABLES),
             "type": lambda h: rng.choice(_TYPES), "object": self.object,
@@ -122,8 +123,8 @@ class Values:
 
     def many(self, make: Callable[[], str], hints: Hints, shape: str = "list", most: int = 6) -> str:
         count = hints.length if hints.length is not None and self.rng.random() < 0.9 else self.rng.randint(0, most)
-        items = [make() for _ in range(count)]
-        if items and self.rng.random() < 0.3:
+        items = [make() for _ in range(min(count, most))]
+        if len(items) > 1 and self.rng.random() < 0.3:
             items.append(self.rng.choice(items))
         if shape == "tuple":
             return "(" + ", ".join(items) + (",)" if len(items) == 1 else ")")
@@ -194,6 +195,13 @@ class Candidate:
 
     call: str
     arguments: tuple[Argument, ...]
+    plausible: float
+    """Mean over the arguments of the weight of their kind, relative to the likeliest kind of that parameter."""
+    in_place: str
+    """The call in a form whose value is the first list, dict or set passed, for functions that change it and return
+    None; empty where none is passed."""
+    target: str
+    """The source of that list, dict or set."""
 
 
 class Search:
@@ -222,10 +230,26 @@ class Search:
             call = self._render(arguments)
             if len(call) <= MAX_CALL_CHARS and call not in self.tried:
                 self.tried.add(call)
-                drawn.append(Candidate(call=call, arguments=arguments))
+                drawn.append(self._candidate(call, arguments))
                 if len(drawn) == count:
                     break
         return drawn
+
+    def _candidate(self, call: str, arguments: tuple[Argument, ...]) -> Candidate:
+        shares = []
+        for argument in arguments:
+            weights = self.parameters[argument.parameter].hints.weights
+            shares.append(weights[argument.kind] / max(weights.values()))
+        in_place = target = ""
+        for at, argument in enumerate(arguments):
+            if argument.text[0] in "[{" and self.parameters[argument.parameter].style == "plain":
+                named = [*arguments]
+                target = argument.text
+                named[at] = replace(argument, text=f"(it := {argument.text})")
+                in_place = f"{self._render(tuple(named))} or it"
+                break
+        plausible = sum(shares) / max(len(shares), 1)
+        return Candidate(call=call, arguments=arguments, plausible=plausible, in_place=in_place, target=target)
 
     def learn(self, candidate: Candidate, *, works: bool, new: bool) -> None:
         """`works`: it gave a value, or an error that is the function's own. `new`: it reached something new."""
@@ -270,12 +294,13 @@ class Search:
         return tuple(chosen)
 
     def _keywords(self, index: int) -> list[Argument]:
-        names = sorted(self.parameters[index].hints.keys) or ["a", "b", "key"]
+        taken = {parameter.name for parameter in self.parameters}
+        names = sorted(self.parameters[index].hints.keys | {"key", "x", "n"} - taken)
         picked = self.rng.sample(names, self.rng.randint(1, min(2, len(names))))
         return [
             Argument(parameter=index, kind="mixed", text=f"{name}={self.values.scalar(Hints())}")
             for name in picked
-            if name.isidentifier()
+            if name.isidentifier() and name not in taken
         ]
 
     def _vary(self, candidate: Candidate) -> tuple[Argument, ...]:

@@ -54,7 +54,7 @@ class Prober:
     """A probe process. Not thread-safe; use it as a context manager.
 
     >>> with Prober(hash_seed=1) as prober:
-    ...     prober.trace(["def f(x):\\n    return x + 1"], [["f(1)"]], lines=1000)[0][0].text
+    ...     prober.run(["def f(x):\\n    return x + 1"], [["f(1)"]], lines=1000)[0][0].text
     '2'
     """
 
@@ -69,17 +69,14 @@ class Prober:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def trace(
-        self, sources: Sequence[str], calls: Sequence[Sequence[str]], *, lines: int
+    def run(
+        self, sources: Sequence[str], calls: Sequence[Sequence[str]], *, lines: int, fresh: bool = False
     ) -> list[list[Observed]] | None:
-        """Calls of each source, all in one process, at most `lines` lines a call. None: the process did not survive."""
-        return self._ask({"mode": "trace", "sources": sources, "calls": calls, "lines": lines})
+        """Calls of each source, all in one process, at most `lines` lines a call; None if the process did not survive.
 
-    def apart(self, sources: Sequence[str], calls: Sequence[Sequence[str]]) -> list[list[Observed]]:
-        """The same, each call in a process of its own, as graders run it. No arcs."""
-        answer = self._ask({"mode": "apart", "sources": sources, "calls": calls})
-        assert answer is not None
-        return answer
+        `fresh`: the module is executed anew before each call, as grading does.
+        """
+        return self._ask({"sources": sources, "calls": calls, "lines": lines, "fresh": fresh})
 
     def _ask(self, request: dict[str, object]) -> list[list[Observed]] | None:
         assert self.process.stdin is not None and self.process.stdout is not None

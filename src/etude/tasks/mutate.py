@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import random
+import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -70,6 +71,14 @@ def mutate(
         by_kind.setdefault(edit.kind, []).append(edit)
     for edits in by_kind.values():
         rng.shuffle(edits)
+    with warnings.catch_warnings():  # `x is 1` and the like are faults as good as others
+        warnings.simplefilter("ignore", SyntaxWarning)
+        return _pick(by_kind, source, rng, limit)
+
+
+def _pick(by_kind: dict[str, list[_Edit]], source: str, rng: random.Random, limit: int | None) -> list[Mutation]:
+    """One edit of each kind in turn, until there are `limit` mutations or no edits are left."""
+    lines = source.split("\n")
     order = sorted(by_kind)
     rng.shuffle(order)
     found: list[Mutation] = []
@@ -156,9 +165,7 @@ def _edits(function: ast.stmt, kinds: frozenset[str], lines: list[str]) -> Itera
         names = tuple(sorted(name for name, first in bound.items() if first < statement.lineno or first == 0))
         last = isinstance(function, _SCOPES) and body is function.body and statement is body[-1]
         for node, parent, field, index in _nodes(statement):
-            place = Place(
-                statement=statement, parent=parent, field=field, variables=names, in_loop=in_loop, last=last
-            )  # fmt: skip
+            place = Place(statement=statement, parent=parent, field=field, variables=names, in_loop=in_loop, last=last)
             for name, rewrite in rewrites:
                 for replacement in rewrite(node, place):
                     yield _Edit(name, statement, parent, field, index, replacement)

@@ -3,10 +3,9 @@
 It reads JSON requests, one a line, from stdin and answers each with a line on its own copy of stdout. Every request is
 served by a fork, so that nothing a function does outlives it:
 
-    {"mode": "trace", "sources": [...], "calls": [[...], ...], "lines": N}   one fork; per source, per call an entry
-    {"mode": "apart", ...}                                                  one fork a call, as grading does
+    {"sources": [...], "calls": [[...], ...], "lines": N, "fresh": bool}  ->  per source, per call an entry, or null
 
-An entry is [text, wrap, arcs]: the canonical text of the value; the name of the builtin that would turn the value into
+`fresh` executes the module anew before each call, as grading does. null: the fork did not survive. An entry is [text, wrap, arcs]: the canonical text of the value; the name of the builtin that would turn the value into
 plain data, or ""; the line transitions that the call took, as a hexadecimal set of bits. A call that executes more than
 N lines ends as `timeout`: counting lines, not seconds, makes the outcome the same on every machine.
 
@@ -15,6 +14,7 @@ What it does not do: isolate, choose calls, judge.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -28,7 +28,7 @@ from typing import Any
 from etude.sandbox.iorunner import PRELOADED, canonical, raised
 
 FILE = "solution.py"
-CALL_CPU_S = 1.0
+CALL_CPU_S = 0.3
 """Backstop for what runs long without executing lines."""
 REQUEST_WALL_S = 20.0
 MAX_EXPIRED = 2
@@ -69,7 +69,6 @@ class _Tracer:
         self.lines = 0
         self.arcs: dict[int, int] = {}
         self.mask = 0
-        self.depth = 0
 
     def __call__(self, frame: types.FrameType, event: str, argument: object) -> Any:
         if frame.f_code.co_filename != FILE:
@@ -98,15 +97,24 @@ def _expire(signum: int, frame: object) -> None:
     raise Expired
 
 
-def _execute(source: str) -> dict[str, Any] | str:
+def _execute(code: types.CodeType | str) -> dict[str, Any] | str:
     """The namespace of the executed module, or what went wrong."""
+    if isinstance(code, str):
+        return code
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     try:
-        exec(compile(source, FILE, "exec", dont_inherit=True), module.__dict__)
+        exec(code, module.__dict__)
     except Exception as error:
         return raised(error)
     return module.__dict__
+
+
+def _compile(text: str, name: str, mode: str) -> types.CodeType | str:
+    try:
+        return compile(text, name, mode, dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        return raised(error)
 
 
 def _call(call: types.CodeType, namespace: dict[str, Any], tracer: _Tracer) -> tuple[str, str]:
@@ -127,43 +135,32 @@ def _call(call: types.CodeType, namespace: dict[str, Any], tracer: _Tracer) -> t
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _trace_all(request: dict[str, Any]) -> list[list[list[str]]]:
+def _answer(request: dict[str, Any]) -> list[list[list[str]]]:
     signal.signal(signal.SIGPROF, _expire)
+    compiled = {call: _compile(call, "<call>", "eval") for calls in request["calls"] for call in calls}
     answers = []
     for source, calls in zip(request["sources"], request["calls"], strict=True):
-        namespace = _execute(source)
+        module = _compile(source, FILE, "exec")
+        namespace = _execute(module)
         tracer = _Tracer(request["lines"])
         entries: list[list[str]] = []
         expired = 0
         for call in calls:
-            if isinstance(namespace, str) or expired >= MAX_EXPIRED:
-                entries.append([namespace if isinstance(namespace, str) else "timeout", "", "0"])
-                continue
-            try:
-                code = compile(call, "<call>", "eval")
-            except (SyntaxError, ValueError) as error:
-                entries.append([raised(error), "", "0"])
-                continue
-            text, wrap = _call(code, namespace, tracer)
-            expired += text == "timeout"
-            entries.append([text, wrap, f"{tracer.mask:x}"])
+            if request["fresh"] and entries:
+                namespace = _execute(module)
+            code = compiled[call]
+            if isinstance(namespace, str):
+                entries.append([namespace, "", "0"])
+            elif isinstance(code, str):
+                entries.append([code, "", "0"])
+            elif expired >= MAX_EXPIRED:
+                entries.append(["timeout", "", "0"])
+            else:
+                text, wrap = _call(code, namespace, tracer)
+                expired += text == "timeout"
+                entries.append([text, wrap, f"{tracer.mask:x}"])
         answers.append(entries)
     return answers
-
-
-def _apart(source: types.CodeType | None, call: str) -> list[str]:
-    """One call in this process, which exists for it alone."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, CALL_CPU_S)
-    if source is None:
-        return ["raises SyntaxError", "", "0"]
-    module = types.ModuleType("solution")
-    sys.modules["solution"] = module
-    try:
-        exec(source, module.__dict__)
-        return [canonical(eval(call, module.__dict__)), "", "0"]
-    except BaseException as error:
-        return [raised(error), "", "0"]
 
 
 def _forked(work: Any, wall_s: float) -> Any:
@@ -195,17 +192,6 @@ def _forked(work: Any, wall_s: float) -> Any:
         return None
 
 
-def _apart_all(request: dict[str, Any]) -> list[list[list[str]]]:
-    answers = []
-    for source, calls in zip(request["sources"], request["calls"], strict=True):
-        try:
-            code = compile(source, FILE, "exec", dont_inherit=True)
-        except (SyntaxError, ValueError):
-            code = None
-        answers.append([_forked(lambda c=code, t=call: _apart(c, t), 5.0) or ["died", "", "0"] for call in calls])
-    return answers
-
-
 def _limit() -> None:
     for limit, value in (
         (resource.RLIMIT_AS, 2 << 30),
@@ -228,12 +214,12 @@ def main() -> None:
     _limit()
     for name in sorted(PRELOADED):
         __import__(name)
+    # Forks copy the pages they touch; a frozen heap is not touched by their garbage collection.
+    gc.collect()
+    gc.freeze()
     for line in requests:
         request = json.loads(line)
-        if request["mode"] == "trace":
-            answer = _forked(lambda request=request: _trace_all(request), REQUEST_WALL_S)
-        else:
-            answer = _apart_all(request)
+        answer = _forked(lambda request=request: _answer(request), REQUEST_WALL_S)
         data = memoryview(json.dumps(answer).encode() + b"\n")
         while data:
             data = data[os.write(channel, data) :]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import time
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from etude.report.attempts import choose, clean, view
 from etude.report.charts import charts
 from etude.report.result import Result, differences, headline, read_result, table
 from etude.report.series import last_row, step_rows
+from etude.report.times import time_bars
 
 _ASSETS = files("etude.report") / "assets"
 
@@ -77,7 +79,7 @@ def _render(run: Path, info: dict[str, Any], result: Result | None, rows: list[d
         differences=differences(result) if result else [],
         k=result.before.k if result else 8,
         charts=figures,
-        activities=_activities(last_row(rows, "time")),
+        bars=time_bars(steps, last_row(rows, "time")),
         tasks=tasks,
         changes=[(change, changes.count(change)) for change in dict.fromkeys(changes)],
         about=_flat(info),
@@ -132,25 +134,14 @@ def _missing(result: Result | None, steps: list[Any]) -> str:
     return f"{what}; training got to step {at}. The same command that started the run goes on with it."
 
 
-def _activities(row: Any) -> list[dict[str, Any]]:
-    """The parts of the time bar: name, seconds, and place in a bar of width 1000."""
-    spent = {key.removesuffix("_s").replace("_", " "): value for key, value in row.items() if value > 0}
-    total = sum(spent.values())
-    items: list[dict[str, Any]] = []
-    x = 0.0
-    for name, seconds in spent.items():
-        width = 1000 * seconds / total
-        items.append({"name": name, "seconds": f"{seconds:,.0f}", "x": f"{x:.2f}", "width": f"{width:.2f}"})
-        x += width
-    return items
-
-
 def _flat(info: dict[str, Any], path: str = "") -> list[tuple[str, str]]:
     """run.json as (key.path, text)."""
     pairs: list[tuple[str, str]] = []
     for key, value in info.items():
         if isinstance(value, dict):
             pairs += _flat(value, f"{path}{key}.")
+        elif key == "created" and isinstance(value, float | int):
+            pairs.append((key, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(value))))
         elif value is not None:
             pairs.append((clean(f"{path}{key}"), clean(str(value))))
     return pairs

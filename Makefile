@@ -1,0 +1,42 @@
+# quickstart  learn to repair real code here, in minutes: sets up .venv first, resumes an unfinished run
+# test        all tests but the slow ones        check  lint, layers, types, architecture
+# bench       every benchmark, into bench-results/        nano  make the shipped model anew (hours; resumable)
+#
+# PYTHON=python3.12 chooses the interpreter for .venv; pip's own variables (PIP_INDEX_URL, ...) are honoured.
+
+PYTHON ?= python3
+VENV := .venv
+# wall_s of a run counts from here
+export ETUDE_STARTED := $(shell date +%s)
+READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt .ci/setup | cksum | cut -d ' ' -f 1)
+
+.PHONY: quickstart test check bench nano setup
+.DEFAULT_GOAL := quickstart
+
+quickstart: $(READY)
+	@$(VENV)/bin/etude quickstart
+
+test: $(READY)
+	$(VENV)/bin/pytest -m "not slow"
+
+check: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pytest tests/test_architecture.py
+
+bench: $(READY)
+	@mkdir -p bench-results
+	@for file in benchmarks/*.py; do \
+		echo "$$file"; $(VENV)/bin/python "$$file" --json "bench-results/$$(basename "$$file" .py).json" || exit 1; \
+	done
+
+nano: $(READY)
+	$(VENV)/bin/etude pretrain nano.toml
+	$(VENV)/bin/etude sft nano-sft.toml
+
+setup: $(READY)
+
+$(READY):
+	@sh .ci/setup "$(PYTHON)" "$(VENV)" "$@"

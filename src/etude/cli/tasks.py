@@ -1,0 +1,91 @@
+"""`etude tasks`: build, check, show and count tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from etude.cli.options import Json, Overrides, show, stderr
+
+app = typer.Typer(help="Tasks: pieces of work with a way to tell whether they were done.", no_args_is_help=True)
+Address = Annotated[str, typer.Argument(help="etude:repair/SPLIT or FILE.zst/SPLIT; splits: train, heldout, final, base.")]
+
+
+@app.command("build")
+def build(overrides: Overrides = None, as_json: Json = False) -> None:
+    """Make the repair tasks from pinned packages: plant faults in real functions, keep those that checks can tell.
+
+    Overrides are those of the builder's recipe, e.g. out=tasks.zst workers=2 seed=1.
+    """
+    from etude.build import build_tasks
+
+    counts = build_tasks(overrides or [])
+    print(json.dumps(counts) if as_json else "\n".join(f"{name}: {count}" for name, count in counts.items()))
+
+
+@app.command("check")
+def check(
+    address: Address,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many tasks.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run every task's checks in a sandbox: its workspace must fail, its reference must pass."""
+    from etude.build import check_task_file
+
+    problems = check_task_file(address, limit)
+    if as_json:
+        print(json.dumps(problems))
+    for line in problems:
+        stderr().print(line, markup=False)
+    if problems:
+        raise typer.Exit(1)
+    if not as_json:
+        print("ok")
+
+
+@app.command("show")
+def show_(
+    address: Address,
+    number: Annotated[int, typer.Argument(help="Which task, from 0.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Print one task: prompt, files, checks, source."""
+    import msgspec
+
+    from etude.code.view import numbered
+    from etude.errors import TaskError
+    from etude.tasks.file import load_tasks
+
+    tasks = load_tasks(address)
+    if not 0 <= number < len(tasks):
+        raise TaskError(f"{address} has no task {number}", hint=f"it holds {len(tasks)}")
+    task = tasks[number]
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(task)))
+        return
+    print(f"task    {task.task_id}\nprompt  {task.prompt}")
+    print("\n".join(f"{key:7} {value}" for key, value in task.source.items()))
+    for path, text in task.workspace.items():
+        print(f"\n{path}\n{numbered(text)}")
+    for item in task.verifier.checks:
+        print(f"{'shown ' if item.visible else 'hidden'}  {item.call} -> {item.expected}")
+
+
+@app.command("stats")
+def stats(
+    file: Annotated[Path | None, typer.Argument(help="A task file; default: the one that ships.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Counts by split, kind of fault and package."""
+    from etude.tasks.stats import counts
+
+    rows = counts(file)
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for name, table in rows.items():
+        print(f"\n{name}")
+        show(table, as_json=False)

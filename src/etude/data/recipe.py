@@ -1,0 +1,29 @@
+"""Settings of the pretraining corpus. Loads nothing heavy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusSettings:
+    """Which documents are made of which functions. A pass makes one document of a function, with faults of its own."""
+
+    passes_callable: int = 10
+    """Passes over functions that can be called alone: like the tasks', with the imports and helpers they need."""
+    passes_free: int = 4
+    """Passes over other functions at the top level of a module."""
+    passes_method: int = 1
+    """Passes over functions that take `self` or `cls`."""
+    min_lines_method: int = 5
+    """Shorter ones of these are left out: they hold little that can be wrong."""
+    max_faults: int = 3
+    """A document holds 1 to this many faults, evenly."""
+    max_tokens: int = 384
+    """Longer documents are left out."""
+    num_probes: int = 400
+    """Functions, chosen by hash, that no document is made of: exact repair is measured on them, with one fault each."""
+    vocab_size: int = 2048
+    """Tokens of the tokenizer, trained on the same functions."""
+    seed: int = 0
+    """Of the faults and of the documents' order."""

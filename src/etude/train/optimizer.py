@@ -1,0 +1,162 @@
+"""fp32 masters, what is published of them, and AdamW.
+
+Masters are fp32, always. The network holds what engines serve: the masters in the published rounding. For float32 that
+is no rounding, and the network's parameters are the masters. For 16 bits the gradient at the rounded weights moves the
+masters (straight-through), and the network gets them rounded again after each step. Buffers (a router's bias) and what a
+family keeps in fp32 are never rounded, and buffers never trained (docs/semantics.md 1.2, 4.2).
+
+What it does not do: schedules (reinforcement learning runs at a constant rate), or sharding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from etude.errors import ModelError, RunError
+from etude.models.load import Model
+from etude.train.recipe import TrainRecipe
+from etude.weights.publish import Stored
+
+_ROUNDINGS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64",
+          torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}  # fmt: skip
+
+
+class Masters:
+    """The weights that are trained, by the network's own parameter names, with their optimizer."""
+
+    def __init__(self, model: Model, recipe: TrainRecipe, publish_dtype: str) -> None:
+        """Errors: ModelError if the network is not in fp32."""
+        self._model = model
+        self._clip_norm = recipe.clip_norm
+        self._rounding = _ROUNDINGS[publish_dtype]
+        self._parameters = dict(model.network.named_parameters())
+        for name, parameter in self._parameters.items():
+            if parameter.dtype != torch.float32:
+                raise ModelError(
+                    f"{name} is {parameter.dtype}",
+                    cause="masters are fp32",
+                    hint='load the model with dtype = "float32"',
+                )
+            parameter.requires_grad_(True)
+        self._rounded = {name for name in self._parameters if self._is_rounded(name)}
+        self.tensors: dict[str, Tensor] = {
+            name: parameter.detach().clone() if name in self._rounded else parameter
+            for name, parameter in self._parameters.items()
+        }
+        self.round_into_network()
+        decayed = [tensor for tensor in self.tensors.values() if tensor.dim() >= 2]
+        others = [tensor for tensor in self.tensors.values() if tensor.dim() < 2]
+        groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self._adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]], lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=True
+        )
+
+    def _is_rounded(self, name: str) -> bool:
+        if self._rounding == torch.float32:
+            return False
+        network = self._model.network
+        kept = [*(network._keep_in_fp32_modules or ()), *(network._keep_in_fp32_modules_strict or ())]
+        return not any(pattern in name for pattern in kept)
+
+    def zero_grad(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def step(self) -> float:
+        """One update from the network's gradients; returns their global norm before clipping.
+
+        Errors: RunError if it is not finite; nothing has changed then.
+        """
+        for name, parameter in self._parameters.items():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        norm = nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
+        if not torch.isfinite(norm):
+            raise RunError("the gradient is not finite", hint="lower train.lr, or look at the last batch")
+        for name, parameter in self._parameters.items():
+            assert parameter.grad is not None
+            parameter.grad.mul_((self._clip_norm / (norm + 1e-6)).clamp(max=1.0))
+            self.tensors[name].grad = parameter.grad
+        self._adamw.step()
+        self.round_into_network()
+        self.zero_grad()
+        return float(norm)
+
+    @torch.no_grad()
+    def round_into_network(self) -> None:
+        """Make the network hold the masters in the published rounding."""
+        for name in self._rounded:
+            self._parameters[name].copy_(self.tensors[name].to(self._rounding))
+
+    def published(self) -> dict[str, Stored]:
+        """The network's tensors by hub name, as they are published; views where nothing is rounded."""
+        rounded = set()
+        by_storage = {self._parameters[name].untyped_storage().data_ptr() for name in self._rounded}
+        views = self._model.hub_tensors()
+        for name, view in views.items():
+            if view.untyped_storage().data_ptr() in by_storage:
+                rounded.add(name)
+        return {name: to_stored(view.to(self._rounding) if name in rounded else view) for name, view in views.items()}
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Masters and optimizer state, by name: `master/...`, `exp_avg/...`, `exp_avg_sq/...`, `updates`. Copies."""
+        arrays: dict[str, np.ndarray] = {}
+        updates = 0
+        for name, tensor in self.tensors.items():
+            arrays[f"master/{name}"] = tensor.detach().numpy().copy()
+            moments = self._adamw.state.get(tensor)
+            for kind in ("exp_avg", "exp_avg_sq"):
+                arrays[f"{kind}/{name}"] = (
+                    (moments[kind] if moments else torch.zeros_like(tensor)).detach().numpy().copy()
+                )
+            updates = int(moments["step"]) if moments else 0
+        arrays["updates"] = np.array(updates, np.int64)
+        return arrays
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Exactly the state that `state` gave. Errors: ModelError if it belongs to another model; nothing changes then."""
+        self._check(arrays)
+        updates = torch.tensor(float(arrays["updates"]))
+        with torch.no_grad():
+            for name, tensor in self.tensors.items():
+                tensor.copy_(torch.from_numpy(arrays[f"master/{name}"]))
+                self._adamw.state[tensor] = {
+                    "step": updates.clone(),
+                    "exp_avg": torch.from_numpy(arrays[f"exp_avg/{name}"].copy()),
+                    "exp_avg_sq": torch.from_numpy(arrays[f"exp_avg_sq/{name}"].copy()),
+                }
+        self.round_into_network()
+
+    def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
+        wanted = {f"{kind}/{name}": tuple(t.shape) for kind in ("master", "exp_avg", "exp_avg_sq")
+                  for name, t in self.tensors.items()} | {"updates": ()}  # fmt: skip
+        found = {name: array.shape for name, array in arrays.items()}
+        if odd := sorted(wanted.items() ^ found.items()):
+            raise ModelError(
+                "the checkpoint belongs to another model",
+                cause=f"{odd[0][0]} is {found.get(odd[0][0], 'missing')}, expected {wanted.get(odd[0][0], 'nothing')}",
+                hint="resume with the model that the run was started with",
+            )
+
+
+def to_stored(tensor: Tensor) -> Stored:
+    """As the weight store holds it: bfloat16 as its bits. Shares memory where it can."""
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype not in _NAMES:
+        raise ModelError(f"a tensor of {tensor.dtype} cannot be published")
+    name = _NAMES[tensor.dtype]
+    if tensor.dtype == torch.bfloat16:
+        return Stored(name, tensor.view(torch.int16).numpy().view(np.uint16))
+    return Stored(name, tensor.numpy())
+
+
+def from_stored(stored: Stored) -> Tensor:
+    """The inverse of `to_stored`; shares the array's memory."""
+    if stored.dtype == "BF16":
+        return torch.from_numpy(stored.array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(stored.array)

@@ -1,0 +1,64 @@
+"""Settings of the stages `pretrain` and `sft`, which make a nano from nothing. Loads nothing heavy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from etude.data.recipe import CorpusSettings
+from etude.models.nano import NanoShape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleSettings:
+    """How long, how fast, how wide. The clock ends a stage: the learning rate falls to 0 by then."""
+
+    wall_s: float = 3300.0
+    """Seconds of training, evaluation and checkpoints included; they add up over resumes."""
+    lr: float = 3e-3
+    """Peak learning rate of AdamW: embeddings, norms and routers."""
+    matrix_lr: float = 6e-3
+    """Peak learning rate of Muon: all other matrices."""
+    warmup_share: float = 0.02
+    """Share of `wall_s` over which the learning rate rises from 0."""
+    decay_share: float = 0.6
+    """Share of `wall_s`, at its end, over which it falls to 0 on a straight line."""
+    weight_decay: float = 0.05
+    """Decoupled; of matrices only, times the learning rate."""
+    clip_norm: float = 1.0
+    """Of the gradient of all parameters together."""
+    batch_tokens: int = 12_288
+    """Tokens of an optimizer step, padding not counted."""
+    micro_tokens: int = 2048
+    """Tokens, padding included, that go through the network at once: small enough for the processor's caches."""
+    fix_weight: float = 4.0
+    """Weight of a token of the repair in the loss, where a token of the shown file has 1."""
+    balance_coef: float = 0.01
+    """Weight of the load-balancing loss of the experts."""
+    threads: int = 2
+    """Micro-batches in work at a time, one core each."""
+    compiled: bool = True
+    """Compile the blocks with torch's inductor, which needs a C++ compiler: about 1.2 times the speed."""
+    evaluate_every_s: float = 300.0
+    """Seconds between measurements of exact repair, each followed by a checkpoint."""
+    seed: int = 0
+    """Of the random weights."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainRecipe:
+    """`recipes/nano-pretrain.toml`."""
+
+    format: int = 1
+    """Of this recipe."""
+    stage: str = "pretrain"
+    """This stage's name."""
+    functions: str = "functions.jsonl.zst"
+    """Harvested functions with their splits (`etude tasks build`); only split `base` is read."""
+    folder: str = "runs/nano-pretrain"
+    """Corpus, checkpoint, metrics and the resulting model (`model/`) go here."""
+    corpus: CorpusSettings = CorpusSettings()
+    """What the functions are made into."""
+    shape: NanoShape = NanoShape()
+    """Sizes of the network."""
+    schedule: ScheduleSettings = ScheduleSettings()
+    """How it is trained."""

@@ -1,0 +1,167 @@
+"""The trainer's process: takes the path of a durable batch, steps, and publishes by itself.
+
+    step(batch_path)  ->  row of numbers     then, in the background: publish; every N steps publish and checkpoint
+    state()           ->  step, version, checkpoint step
+    finish()          ->  state, once the newest step is public and saved
+
+A start takes a new incarnation, resumes from the newest checkpoint if there is one, and publishes its weights at once:
+engines leave the versions that a crash cut off, and a fresh run has a step 0. The caller then sees from `state` which
+stored batches it must replay.
+
+What it does not do: choose batches. One step at a time, in one thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from etude.errors import MissingError
+from etude.frames import Handler, read_file
+from etude.models.load import Model
+from etude.train.checkpoint import Checkpoints
+from etude.train.client import TrainerState
+from etude.train.losses import Correction
+from etude.train.recipe import TrainRecipe
+from etude.train.step import Trainer
+from etude.types import Batch, Manifest, Version
+from etude.weights.background import Background, Then
+from etude.weights.gc import Collector
+from etude.weights.manifests import read_manifest
+from etude.weights.publish import Publisher, take_incarnation
+from etude.weights.recipe import WeightsRecipe
+from etude.weights.store import Store
+
+
+def open_trainer(
+    *,
+    model: Model,
+    store: Store,
+    checkpoints: Path,
+    recipe: TrainRecipe,
+    weights: WeightsRecipe,
+    correction: Correction,
+    temperature: float = 1.0,
+) -> TrainerService:
+    """A trainer that has resumed, and whose starting version is public.
+
+    Errors: ModelError for a model that cannot be trained or is not the checkpoint's; RunError, StoreError for a damaged
+    run; LostRaceError if another trainer starts at the same time and later.
+    """
+    torch.set_num_threads(recipe.threads)
+    trainer = Trainer(
+        model, recipe, publish_dtype=weights.publish_dtype, correction=correction, temperature=temperature
+    )
+    saved = Checkpoints(checkpoints, store)
+    name = saved.resume_from()
+    parent = None
+    if name is not None:
+        loaded = saved.load(name)
+        trainer.masters.restore(loaded.tensors)
+        trainer.step, parent = loaded.state.step, loaded.state.version
+        torch.set_rng_state(torch.from_numpy(loaded.state.random.copy()))
+    record = take_incarnation(store, parent=parent, checkpoint=name)
+    saved.sweep()
+    publisher = Publisher(store, record, parent=_manifest(store, parent))
+    collector = Collector(store, keep_anchors=weights.keep_anchors, grace_s=weights.grace_s)
+    service = TrainerService(trainer, Background(publisher, collector), saved, recipe.checkpoint_every)
+    service.start()
+    return service
+
+
+def _manifest(store: Store, version: Version | None) -> Manifest | None:
+    if version is None:
+        return None
+    try:
+        return read_manifest(store, version.incarnation, version.n)
+    except MissingError:
+        return None  # nothing to use again: all is uploaded
+
+
+class TrainerService:
+    """What the process serves. Made by `open_trainer`."""
+
+    def __init__(
+        self, trainer: Trainer, background: Background, checkpoints: Checkpoints, checkpoint_every: int
+    ) -> None:
+        self._trainer = trainer
+        self._background = background
+        self._checkpoints = checkpoints
+        self._every = checkpoint_every
+        self._start_step = trainer.step
+        self._checkpoint_step = trainer.step
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+
+    def start(self) -> None:
+        """Publish the starting weights and wait for it. Errors: StoreError, LostRaceError."""
+        self._publish()
+        self._background.wait()
+
+    def handlers(self) -> dict[str, Handler]:
+        """By method name, for `frames.Server`."""
+        return {"step": self._step, "state": self._get_state, "finish": self._finish}
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        """Train, and hand the new weights to the publisher. Errors: those of `Trainer.train`, and of `Background.check`."""
+        self._background.check()
+        row = self._trainer.train(batch, is_current=self._is_current)
+        self._publish(checkpoint=self._trainer.step % self._every == 0)
+        return row | {
+            "skipped_publishes": float(self._background.skipped),
+            "aborted_publishes": float(self._background.aborted),
+        }
+
+    def state(self) -> TrainerState:
+        head = self._background.head
+        assert head is not None, "start() comes first"
+        return TrainerState(step=self._trainer.step, version=head.version, checkpoint_step=self._checkpoint_step)
+
+    def finish(self) -> TrainerState:
+        """Publish and save the newest step, and wait for it. Errors: StoreError, LostRaceError."""
+        self._background.wait()
+        if self._checkpoint_step != self._trainer.step:
+            self._publish(checkpoint=True)
+            self._background.wait()
+        return self.state()
+
+    def close(self) -> None:
+        """Publish what waits, then end the threads. Errors: StoreError, LostRaceError."""
+        self._thread.shutdown()
+        self._background.close()
+
+    def _is_current(self, version: Version) -> bool:
+        """Whether `version` holds the weights as they are: ours of this step, or the one that we resumed from."""
+        record = self._background.publisher.record
+        ours = version.incarnation == record.incarnation and version.step == self._trainer.step
+        return ours or (self._trainer.step == self._start_step and version == record.parent)
+
+    def _publish(self, *, checkpoint: bool = False) -> None:
+        then = self._saving() if checkpoint else None
+        self._background.submit(self._trainer.step, self._trainer.masters.published(), then=then)
+
+    def _saving(self) -> Then:
+        """What writes the checkpoint of the weights as they are now, once their version is committed."""
+        step, tensors = self._trainer.step, self._trainer.masters.state()
+        random = torch.get_rng_state().numpy().copy()
+
+        def save(manifest: Manifest) -> None:
+            fence = self._background.publisher.check_incarnation
+            self._checkpoints.save(step=step, manifest=manifest, random=random, tensors=tensors, fence=fence)
+            self._checkpoint_step = step
+
+        return save
+
+    async def _step(self, args: dict[str, Any]) -> AsyncIterator[dict[str, float]]:
+        batch = await asyncio.to_thread(read_file, Path(args["batch_path"]), Batch)
+        yield await asyncio.get_running_loop().run_in_executor(self._thread, self.step, batch)
+
+    async def _get_state(self, args: dict[str, Any]) -> AsyncIterator[TrainerState]:
+        yield self.state()
+
+    async def _finish(self, args: dict[str, Any]) -> AsyncIterator[TrainerState]:
+        yield await asyncio.get_running_loop().run_in_executor(self._thread, self.finish)

@@ -1,0 +1,99 @@
+import pytest
+
+from etude.bench.compare import compare, row_of
+from etude.bench.suite import Attempt, SuiteResult, TaskResult
+from etude.errors import RunError
+from etude.types import Outcome
+
+
+def attempt(patch: str | None) -> Attempt:
+    """Solved by the patch named, or not solved."""
+    return Attempt(
+        solved=patch is not None,
+        reward=float(patch is not None),
+        patch_digest=patch or "wrong",
+        sampled_tokens=10 if patch else 30,
+        calls=3,
+        turns=2,
+        outcome=Outcome.FINISHED,
+    )
+
+
+def result(label: str, tasks: dict[str, list[str | None]], *, k: int = 2, token_budget: int = 256) -> SuiteResult:
+    return SuiteResult(
+        label=label,
+        version=None,
+        k=k,
+        token_budget=token_budget,
+        finish_needs_pass=False,
+        tasks=tuple(
+            TaskResult(
+                task_id=name,
+                cluster=name[0],
+                attempts=tuple(attempt(patch) for patch in patches),
+                lost=k - len(patches),
+            )
+            for name, patches in tasks.items()
+        ),
+    )
+
+
+BEFORE = result("before", {"a1": [None, None], "a2": ["p", None], "b1": ["p", "q"]})
+AFTER = result("after", {"b1": ["p", "p"], "a1": ["p", None], "a2": ["p", "p"]})
+
+
+def test_rows_are_means_over_tasks() -> None:
+    before, after = compare([BEFORE, AFTER]).rows
+    assert (before.pass_at_1, before.pass_at_k) == pytest.approx((0.5, 2 / 3))
+    assert (after.pass_at_1, after.pass_at_k) == pytest.approx((5 / 6, 1.0))
+    assert (before.num_tasks, before.num_attempts, before.k) == (3, 6, 2)
+    assert (before.distinct_correct, after.distinct_correct) == (1.0, 1.0)
+    assert (before.sampled_tokens, before.calls, before.turns) == (20.0, 3.0, 2.0)
+
+
+def test_gains_pair_tasks_by_name_whatever_their_order() -> None:
+    (gain,) = compare([BEFORE, AFTER]).gains
+    assert gain.pass_at_1.value == pytest.approx(1 / 3)
+    assert gain.pass_at_1.low < 1 / 3 < gain.pass_at_1.high
+    assert gain.pass_at_k.value == pytest.approx(1 / 3)
+    assert (gain.before, gain.after, gain.num_clusters) == ("before", "after", 2)
+
+
+def test_distinct_correct_counts_patches_not_attempts() -> None:
+    row = row_of(result("one", {"a": ["p", "p", "q", None]}, k=4))
+    assert row.distinct_correct == 2.0
+
+
+def test_tasks_with_lost_attempts_are_left_out_everywhere_and_counted() -> None:
+    after = result("after", {"a1": ["p"], "a2": ["p", "p"], "b1": ["p", "q"]})
+    table = compare([BEFORE, after])
+    assert (table.num_left_out, [row.num_tasks for row in table.rows]) == (1, [2, 2])
+    assert row_of(after).num_tasks == 2
+
+
+def test_three_policies_are_compared_on_the_tasks_that_all_have() -> None:
+    control = result("control", {"a1": [None, None], "a2": ["p"], "b1": ["p", "q"]})
+    table = compare([BEFORE, control, AFTER])
+    assert [row.label for row in table.rows] == ["before", "control", "after"]
+    assert [(gain.before, gain.after) for gain in table.gains] == [("before", "control"), ("before", "after")]
+    assert table.rows[0].num_tasks == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (result("after", {"a1": [None, None]}), "different tasks"),
+        (result("after", {"a1": [None], "a2": [None], "b1": [None]}, k=1), "measured differently"),
+        (result("after", {"a1": [], "a2": [], "b1": []}, token_budget=128), "measured differently"),
+        (result("after", {"a1": [], "a2": [], "b1": []}), "attempted often enough"),
+        (BEFORE, "one label"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(other: SuiteResult, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        compare([BEFORE, other])
+
+
+def test_a_row_needs_a_task_with_all_its_attempts() -> None:
+    with pytest.raises(RunError, match="no task was attempted 2 times"):
+        row_of(result("one", {"a": ["p"]}))

@@ -1,0 +1,234 @@
+"""The stock, and what becomes of everything when its owner ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from etude.errors import SandboxDiedError, SandboxError
+from etude.sandbox import limits
+from etude.sandbox.pool import NamespacePool
+from etude.sandbox.recipe import SandboxRecipe
+from sandbox.machine import box
+
+RECIPE = SandboxRecipe(spares=3, memory_mb=128, disk_mb=8, timeout_s=20.0, nice=0)
+
+
+def groups_left() -> list[str]:
+    found = limits.find()
+    if isinstance(found, str):
+        return []
+    mine = f"etude-{os.getpid()}-*"
+    return [str(path) for parent in found.parents.values() for path in parent.glob(mine)]
+
+
+def test_every_sandbox_is_fresh_and_used_once() -> None:
+    async def run() -> None:
+        async with NamespacePool(RECIPE) as pool:
+            seen = set()
+            for number in range(6):
+                async with box(pool, {"n.txt": str(number)}) as sandbox:
+                    seen.add(sandbox.sandbox_id)
+                    assert await sandbox.list_files() == ("n.txt",)
+                    done = await sandbox.exec(
+                        ["sh", "-c", "ls -A /tmp /dev/shm; echo x > /tmp/left; echo x > left"], timeout_s=9
+                    )
+                    assert done.stdout == b"/dev/shm:\n\n/tmp:\n"
+            assert len(seen) == 6
+
+    asyncio.run(run())
+    assert groups_left() == []
+
+
+def test_many_are_handed_out_at_once_and_all_are_gone_after_close() -> None:
+    async def run() -> list[int]:
+        pool = NamespacePool(RECIPE)
+        taken = await asyncio.gather(*(pool.acquire({"a": "1"}) for _ in range(40)))
+        outs = await asyncio.gather(*(sandbox.run_python("print(6 * 7)", timeout_s=20) for sandbox in taken))
+        assert [done.stdout for done in outs] == [b"42\n"] * 40
+        await pool.close()
+        await pool.close()
+        with pytest.raises(SandboxError, match="closed"):
+            await pool.acquire({})
+        return [sandbox.channel.pid for sandbox in taken]
+
+    pids = asyncio.run(run())
+    assert [pid for pid in pids if Path("/proc", str(pid)).exists()] == []
+    assert groups_left() == []
+
+
+def test_no_more_than_max_running_are_handed_out() -> None:
+    async def run() -> None:
+        async with NamespacePool(RECIPE, max_running=2) as pool:
+            first, second = await pool.acquire({}), await pool.acquire({})
+            third = asyncio.create_task(pool.acquire({}))
+            await asyncio.sleep(0.2)
+            assert not third.done()
+            await first.close()
+            await (await third).close()
+            await second.close()
+
+    asyncio.run(run())
+
+
+def test_a_caller_who_gives_up_waiting_loses_no_place() -> None:
+    async def run() -> None:
+        async with NamespacePool(SandboxRecipe(spares=0, nice=0), max_running=1) as pool:
+            for delay in (0.0, 0.001, 0.005, 0.02):
+                waiting = asyncio.create_task(pool.acquire({}))
+                await asyncio.sleep(delay)
+                waiting.cancel()
+                await asyncio.wait([waiting])
+                for sandbox in list(pool._in_use):
+                    await sandbox.close()
+            async with asyncio.timeout(20), box(pool) as sandbox:
+                assert await sandbox.list_files() == ()
+
+    asyncio.run(run())
+
+
+def test_a_path_that_leads_out_gives_no_sandbox_and_loses_no_place() -> None:
+    async def run() -> None:
+        async with NamespacePool(RECIPE, max_running=1) as pool:
+            for _ in range(2):
+                with pytest.raises(PermissionError):
+                    await pool.acquire({"../x": "1"})
+            async with asyncio.timeout(20), box(pool, {"x": "1"}) as sandbox:
+                assert await sandbox.read_file("x") == b"1"
+
+    asyncio.run(run())
+
+
+def test_a_spare_that_died_is_not_handed_out() -> None:
+    async def run() -> None:
+        async with NamespacePool(RECIPE) as pool:
+            while len(pool._stock) < RECIPE.spares:
+                await asyncio.sleep(0.01)
+            for spare in pool._stock:
+                os.kill(spare.channel.pid, signal.SIGKILL)
+            await asyncio.sleep(0.2)
+            async with box(pool, {"x": "1"}) as sandbox:
+                assert await sandbox.read_file("x") == b"1"
+
+    asyncio.run(run())
+
+
+def test_when_the_machine_under_the_sandboxes_breaks_it_is_not_the_agents_fault_and_the_pool_goes_on() -> None:
+    async def run() -> None:
+        async with NamespacePool(RECIPE) as pool:
+            sandbox = await pool.acquire({})
+            assert pool._nest is not None
+            assert pool._nest._process is not None
+            running = asyncio.create_task(sandbox.exec(["sleep", "20"], timeout_s=20))
+            await asyncio.sleep(0.2)
+            pool._nest._process.kill()
+            with pytest.raises(SandboxError, match="the machine under sandbox") as caught:
+                await running
+            assert not isinstance(caught.value, SandboxDiedError)
+            await sandbox.close()
+            async with box(pool, {"x": "1"}) as after:
+                assert await after.read_file("x") == b"1"
+
+    asyncio.run(run())
+
+
+OWNER = """
+import asyncio
+from etude.sandbox.pool import NamespacePool
+from etude.sandbox.recipe import SandboxRecipe
+async def main():
+    async with NamespacePool(SandboxRecipe(spares=2, nice=0)) as pool:
+        sandbox = await pool.acquire({})
+        running = asyncio.create_task(sandbox.exec(["sh", "-c", "setsid sleep 1234 & sleep 1234"], timeout_s=20))
+        await asyncio.sleep(1)
+        print(sandbox.channel.pid, pool._nest._process.pid, flush=True)
+        await running
+asyncio.run(main())
+"""
+
+
+def offspring(pids: set[int]) -> set[int]:
+    """The processes and all that descend from them."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = set(pids)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def test_kill_9_of_the_owner_leaves_no_process_behind() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, env=environment)
+    assert owner.stdout is not None
+    pids = {int(word) for word in owner.stdout.readline().split()}
+    alive = offspring(pids)
+    assert len(alive) >= 5, "the sandbox should have had processes"
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    deadline = time.monotonic() + 15
+    while remaining := [pid for pid in alive if Path("/proc", str(pid)).exists()]:
+        assert time.monotonic() < deadline, f"still there: {remaining}"
+        time.sleep(0.02)
+
+
+def test_groups_of_a_killed_owner_are_swept_at_the_next_start() -> None:
+    found = limits.find()
+    if isinstance(found, str):
+        pytest.skip(f"cgroups: {found}")
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    parent = next(iter(found.parents.values()))
+    stale = parent / f"etude-{dead.pid}-0"
+    stale.mkdir()
+
+    async def run() -> None:
+        async with NamespacePool(RECIPE):
+            pass
+
+    asyncio.run(run())
+    assert not stale.exists()
+
+
+def test_without_bubblewrap_the_error_names_it_and_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+
+    async def run() -> None:
+        async with NamespacePool(RECIPE):
+            pass
+
+    with pytest.raises(SandboxError, match="no sandbox can be started") as caught:
+        asyncio.run(run())
+    assert "bwrap" in (caught.value.cause or "")
+    assert "apt install bubblewrap" in (caught.value.hint or "")
+
+
+def test_where_user_namespaces_are_blocked_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = tmp_path / "bwrap"  # what bubblewrap says on a machine that blocks them
+    refusing.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: str(refusing))
+
+    async def run() -> None:
+        async with NamespacePool(RECIPE):
+            pass
+
+    with pytest.raises(SandboxError) as caught:
+        asyncio.run(run())
+    assert caught.value.cause == "bwrap: setting up uid map: Permission denied"
+    assert "apparmor_restrict_unprivileged_userns" in (caught.value.hint or "")

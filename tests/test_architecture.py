@@ -1,0 +1,217 @@
+"""How the house is built: bands, sizes, names, what may be loaded. Plain `ast`; import-linter holds the bands too."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "etude"
+FILES = sorted(path for path in PACKAGE.rglob("*.py"))
+RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+
+BANDS = (
+    ("cli", "worker"),
+    ("build",),
+    ("report",),
+    ("rl",),
+    ("bench", "tasks"),
+    ("agent", "rewards", "inference", "train"),
+    ("data", "models", "weights", "sandbox", "code"),
+    ("metrics",),
+    ("config",),
+    ("protocols",),
+    ("frames",),
+    ("types", "errors"),
+)
+"""From the faces down to the ground: a room or module imports from lower bands only."""
+ARROWS = {("bench", "tasks"), ("data", "code"), ("cli", "worker")}
+"""The imports that are allowed inside a band."""
+HEAVY = {
+    "torch": {"models", "inference", "train"},
+    "transformers": {"models", "data"},
+    "ray": set(),
+    "vllm": set(),
+    "plotly": {"report"},
+    "typer": {"cli"},
+}
+"""Who may import what is slow to load."""
+
+MAX_LINES, MAX_FUNCTION = 400, 80
+LONGER_FILES = {
+    "types.py": 440,  # the nouns are read as one file
+}
+BROAD = {
+    "frames.py": 1,  # a process boundary: whatever a handler raised, the caller must hear of it
+    "agent/tools.py": 1,  # a bug in a tool is data for the agent and counted as `unknown`
+    "tasks/probe.py": 2,  # runs functions of foreign packages, inside the sandbox
+    "sandbox/iorunner.py": 1,  # runs an agent's code, inside the sandbox
+    "sandbox/inside_child.py": 2,  # runs an agent's code, inside the sandbox
+}
+"""Handlers of Exception or BaseException that do not raise again: file -> how many, and why."""
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Full names of everything that the file imports anywhere, inside functions too."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}:{node.lineno}: imports are written in full"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def band_of(room: str) -> int:
+    return next(number for number, band in enumerate(BANDS) if room in band)
+
+
+@pytest.fixture(params=FILES, ids=name_of)
+def path(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def test_every_room_has_its_band() -> None:
+    known = {room for band in BANDS for room in band} | {"__init__"}
+    assert {room_of(path) for path in FILES} <= known
+
+
+def test_imports_point_down(path: Path) -> None:
+    here = room_of(path)
+    if here == "__init__":
+        assert not [name for name in imports_of(path) if name.startswith("etude.")]
+        return
+    for name in imports_of(path):
+        there = name.split(".")[1] if name.startswith("etude.") else here
+        if there in (here, "__version__"):
+            continue
+        if (here, there) not in ARROWS:
+            assert band_of(there) > band_of(here), (
+                f"{name_of(path)} imports {name}: from {here} up or across to {there}"
+            )
+
+
+def test_heavy_dependencies_stay_in_their_rooms(path: Path) -> None:
+    for name in imports_of(path):
+        rooms = HEAVY.get(name.split(".")[0])
+        assert rooms is None or room_of(path) in rooms, f"{name_of(path)} imports {name}"
+        if name.startswith("transformers") and room_of(path) == "data":
+            assert path.name == "tokenizer.py"
+
+
+def test_a_file_fits_in_a_reader_s_head(path: Path) -> None:
+    limit = LONGER_FILES.get(name_of(path), MAX_LINES)
+    length = len(path.read_text(encoding="utf-8").splitlines())
+    assert length <= limit, f"{name_of(path)} has {length} lines"
+
+
+def test_a_function_fits_on_a_screen(path: Path) -> None:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            length = node.end_lineno - node.lineno + 1
+            assert length <= MAX_FUNCTION, f"{name_of(path)}:{node.lineno}: {node.name} has {length} lines"
+
+
+def test_a_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(tree_of(path)), f"{name_of(path)} has no docstring"
+
+
+def test_what_a_module_offers_is_documented(path: Path) -> None:
+    for node in tree_of(path).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            documented = ast.get_docstring(node) or _is_error_or_entry(node, path)
+            assert documented, f"{name_of(path)}:{node.lineno}: {node.name} has no docstring"
+
+
+def _is_error_or_entry(node: ast.AST, path: Path) -> bool:
+    """The error tree is drawn once, on top of its file; `main` is what it is."""
+    return name_of(path) == "errors.py" or getattr(node, "name", "") == "main"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.name.endswith("recipe.py")], ids=name_of)
+def test_settings_are_frozen_and_every_one_is_explained(path: Path) -> None:
+    for kind in (node for node in tree_of(path).body if isinstance(node, ast.ClassDef)):
+        assert "frozen=True" in ast.unparse(kind.decorator_list[0]), kind.name
+        for field, after in zip(kind.body, [*kind.body[1:], None], strict=True):
+            if isinstance(field, ast.AnnAssign):
+                explained = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                assert explained or "Recipe" in ast.unparse(field.annotation), (
+                    f"{kind.name}.{ast.unparse(field.target)}"
+                )
+
+
+def test_no_module_is_a_drawer_for_odds_and_ends() -> None:
+    odd = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+    assert not [name_of(path) for path in FILES if path.stem in odd or path.parent.name in odd]
+
+
+def test_rooms_are_one_folder_deep_and_say_what_they_own() -> None:
+    for path in FILES:
+        parts = path.relative_to(PACKAGE).parts
+        assert len(parts) <= 2, name_of(path)
+        if len(parts) == 2:
+            assert (path.parent / "__init__.py").is_file(), f"{parts[0]} has no __init__.py"
+
+
+def test_nothing_is_swallowed_without_a_reason() -> None:
+    broad: dict[str, int] = {}
+    for path in FILES:
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.ExceptHandler):
+                continue
+            caught = {"BaseException"} if node.type is None else {ast.unparse(node.type)}
+            raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+            if caught & {"Exception", "BaseException"} and not raises:
+                broad[name_of(path)] = broad.get(name_of(path), 0) + 1
+    assert broad == BROAD
+
+
+def loaded_by(source: str) -> set[str]:
+    """Heavy packages in sys.modules after running `source` in a fresh interpreter."""
+    names = ("torch", "transformers", "ray", "vllm", "plotly", "tokenizers", "obstore")
+    check = f"\nimport sys\nprint(*(name for name in {names} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", source + check], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_importing_etude_and_every_room_s_settings_loads_nothing_heavy() -> None:
+    modules = ["etude", "etude.build", "etude.config", "etude.metrics", "etude.protocols"]
+    modules += [
+        "etude." + name_of(path).removesuffix(".py").replace("/", ".")
+        for path in FILES
+        if path.name.endswith("recipe.py")
+    ]
+    assert len(modules) > 8
+    assert loaded_by("\n".join(f"import {name}" for name in modules)) == set()
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+def test_a_recipe_loads_as_its_stage_and_nothing_heavy_with_it(recipe: Path) -> None:
+    source = (
+        "from pathlib import Path\nfrom etude import build, config\n"
+        f"path = Path({str(recipe)!r})\n"
+        "build.load_recipe(path, [], stage=config.read_tree(path)['stage'])"
+    )
+    assert loaded_by(source) == set()
+
+
+def test_there_are_recipes() -> None:
+    assert RECIPES
