@@ -33,8 +33,9 @@ bench: $(READY)
 	done
 
 nano: $(READY)
-	$(VENV)/bin/etude pretrain nano.toml
-	$(VENV)/bin/etude sft nano-sft.toml
+	$(VENV)/bin/etude tasks build
+	$(VENV)/bin/etude pretrain
+	$(VENV)/bin/etude sft
 
 setup: $(READY)
 

@@ -1,6 +1,7 @@
 """How the house is built: bands, sizes, names, what may be loaded. Plain `ast`; import-linter holds the bands too."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ BANDS = (
     ("config",),
     ("protocols",),
     ("frames",),
-    ("types", "errors"),
+    ("types", "errors", "killpoints"),
 )
 """From the faces down to the ground: a room or module imports from lower bands only."""
 ARROWS = {("bench", "tasks"), ("data", "code"), ("cli", "worker")}
@@ -82,9 +83,14 @@ def band_of(room: str) -> int:
     return next(number for number, band in enumerate(BANDS) if room in band)
 
 
-@pytest.fixture(params=FILES, ids=name_of)
-def path(request: pytest.FixtureRequest) -> Path:
-    return request.param
+def line_of(path: Path, node: ast.AST) -> str:
+    return f"{name_of(path)}:{getattr(node, 'lineno', 1)}"
+
+
+def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
 
 
 def test_every_room_has_its_band() -> None:
@@ -92,69 +98,74 @@ def test_every_room_has_its_band() -> None:
     assert {room_of(path) for path in FILES} <= known
 
 
-def test_imports_point_down(path: Path) -> None:
-    here = room_of(path)
-    if here == "__init__":
-        assert not [name for name in imports_of(path) if name.startswith("etude.")]
-        return
-    for name in imports_of(path):
-        there = name.split(".")[1] if name.startswith("etude.") else here
-        if there in (here, "__version__"):
-            continue
-        if (here, there) not in ARROWS:
-            assert band_of(there) > band_of(here), (
-                f"{name_of(path)} imports {name}: from {here} up or across to {there}"
-            )
+def test_imports_point_down() -> None:
+    wrong = []
+    for path in FILES:
+        here = room_of(path)
+        for name in imports_of(path):
+            there = name.split(".")[1] if name.startswith("etude.") else here
+            if there in (here, "__version__") or (here, there) in ARROWS:
+                continue
+            if here == "__init__" or band_of(there) <= band_of(here):
+                wrong.append(f"{name_of(path)} imports {name}")
+    assert wrong == []
 
 
-def test_heavy_dependencies_stay_in_their_rooms(path: Path) -> None:
-    for name in imports_of(path):
-        rooms = HEAVY.get(name.split(".")[0])
-        assert rooms is None or room_of(path) in rooms, f"{name_of(path)} imports {name}"
-        if name.startswith("transformers") and room_of(path) == "data":
-            assert path.name == "tokenizer.py"
+def test_heavy_dependencies_stay_in_their_rooms() -> None:
+    wrong = []
+    for path in FILES:
+        for name in imports_of(path):
+            rooms = HEAVY.get(name.split(".")[0])
+            in_tokenizer = room_of(path) != "data" or path.name == "tokenizer.py"
+            if rooms is not None and not (room_of(path) in rooms and in_tokenizer):
+                wrong.append(f"{name_of(path)} imports {name}")
+    assert wrong == []
 
 
-def test_a_file_fits_in_a_reader_s_head(path: Path) -> None:
-    limit = LONGER_FILES.get(name_of(path), MAX_LINES)
-    length = len(path.read_text(encoding="utf-8").splitlines())
-    assert length <= limit, f"{name_of(path)} has {length} lines"
+def test_a_file_fits_in_a_reader_s_head() -> None:
+    lengths = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert {name: length for name, length in lengths.items() if length > LONGER_FILES.get(name, MAX_LINES)} == {}
 
 
-def test_a_function_fits_on_a_screen(path: Path) -> None:
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+def test_a_function_fits_on_a_screen() -> None:
+    long = []
+    for path in FILES:
+        for node in functions_of(path):
             assert node.end_lineno is not None
-            length = node.end_lineno - node.lineno + 1
-            assert length <= MAX_FUNCTION, f"{name_of(path)}:{node.lineno}: {node.name} has {length} lines"
+            if node.end_lineno - node.lineno + 1 > MAX_FUNCTION:
+                long.append(f"{line_of(path, node)}: {node.name}")
+    assert long == []
 
 
-def test_a_module_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(tree_of(path)), f"{name_of(path)} has no docstring"
+def test_a_module_says_what_it_is() -> None:
+    assert [name_of(path) for path in FILES if not ast.get_docstring(tree_of(path))] == []
 
 
-def test_what_a_module_offers_is_documented(path: Path) -> None:
-    for node in tree_of(path).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-            documented = ast.get_docstring(node) or _is_error_or_entry(node, path)
-            assert documented, f"{name_of(path)}:{node.lineno}: {node.name} has no docstring"
+def test_what_a_module_offers_is_documented() -> None:
+    """But for the error tree, which is drawn on top of its file."""
+    offered = [
+        (path, node)
+        for path in FILES
+        if name_of(path) != "errors.py"
+        for node in tree_of(path).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert [f"{line_of(path, node)}: {node.name}" for path, node in offered if not ast.get_docstring(node)] == []
 
 
-def _is_error_or_entry(node: ast.AST, path: Path) -> bool:
-    """The error tree is drawn once, on top of its file; `main` is what it is."""
-    return name_of(path) == "errors.py" or getattr(node, "name", "") == "main"
-
-
-@pytest.mark.parametrize("path", [path for path in FILES if path.name.endswith("recipe.py")], ids=name_of)
-def test_settings_are_frozen_and_every_one_is_explained(path: Path) -> None:
-    for kind in (node for node in tree_of(path).body if isinstance(node, ast.ClassDef)):
-        assert "frozen=True" in ast.unparse(kind.decorator_list[0]), kind.name
-        for field, after in zip(kind.body, [*kind.body[1:], None], strict=True):
-            if isinstance(field, ast.AnnAssign):
-                explained = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-                assert explained or "Recipe" in ast.unparse(field.annotation), (
-                    f"{kind.name}.{ast.unparse(field.target)}"
-                )
+def test_settings_are_frozen_and_every_one_is_explained() -> None:
+    wrong = []
+    for path in FILES:
+        kinds = [node for node in tree_of(path).body if isinstance(node, ast.ClassDef)]
+        for kind in kinds if path.name.endswith("recipe.py") else []:
+            if "frozen=True" not in ast.unparse(kind.decorator_list[0]):
+                wrong.append(f"{line_of(path, kind)}: {kind.name} is not frozen")
+            for field, after in zip(kind.body, [*kind.body[1:], None], strict=True):
+                if isinstance(field, ast.AnnAssign) and "Recipe" not in ast.unparse(field.annotation):
+                    explained = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                    if not explained:
+                        wrong.append(f"{line_of(path, field)}: {ast.unparse(field.target)} is not explained")
+    assert wrong == []
 
 
 def test_no_module_is_a_drawer_for_odds_and_ends() -> None:
@@ -181,6 +192,16 @@ def test_nothing_is_swallowed_without_a_reason() -> None:
             if caught & {"Exception", "BaseException"} and not raises:
                 broad[name_of(path)] = broad.get(name_of(path), 0) + 1
     assert broad == BROAD
+
+
+def test_every_test_that_the_docs_name_exists() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    known = {name for text in texts for name in re.findall(r"^ *(?:async )?def (test_\w+)", text, re.MULTILINE)}
+    named = {
+        name for path in (ROOT / "docs").glob("*.md") for name in re.findall(r"`(test_\w+)`", path.read_text("utf-8"))
+    }
+    assert len(named) > 50
+    assert named - known == set()
 
 
 def loaded_by(source: str) -> set[str]:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def stages() -> dict[str, type[Any]]:
     """The stages that a recipe can name."""
     from etude.rl.stage import RLStage
-    from etude.train.pretrain_recipe import PretrainRecipe, SFTRecipe
+    from etude.train.pretrain_recipe import PretrainRecipe
 
-    return {"rl": RLStage, "pretrain": PretrainRecipe, "sft": SFTRecipe}
+    return {"rl": RLStage, "pretrain": PretrainRecipe}
 
 
 def load_recipe(path: Path, overrides: Sequence[str], *, stage: str) -> Any:
@@ -116,7 +116,7 @@ async def _engine(
     async def download(manifest: Any) -> Any:
         return await asyncio.to_thread(fetch, store, manifest)
 
-    model = await asyncio.to_thread(load_model, stage.model.path)
+    model = await asyncio.to_thread(load_model, stage.model.path, dtype=stage.weights.publish_dtype)
     engine = TorchEngine(model, stage.engine, fetch=download)
     stack.push_async_callback(engine.close)
     if follows:

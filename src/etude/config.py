@@ -52,7 +52,8 @@ def read_tree(path: Path, _seen: tuple[Path, ...] = ()) -> Tree:
         return tree
     if not isinstance(parent, str):
         raise RecipeError(f"{path}: extends = {parent!r} is not the name of a recipe")
-    return merge(read_tree(path.parent / parent, (*_seen, path)), tree)
+    beside = path.parent / parent
+    return merge(read_tree(beside if beside.is_file() else Path(parent), (*_seen, path)), tree)
 
 
 def find(path: Path) -> Path:

@@ -123,7 +123,7 @@ def test_a_sandbox_that_dies_after_the_first_action_is_scored_zero_and_not_playe
         ),
         "import os, signal\n[os.kill(pid, 9) for pid in range(1, 200) if pid != os.getpid()]\n",
         pytest.param("hoard = []\nwhile True:\n    hoard.append(bytearray(1 << 24))\n", marks=pytest.mark.slow),
-        "import os\nos.rename('solution.py', 'moved.py')\nos.mkdir('solution.py')\nopen('solution.py/x', 'w').close()\n",
+        "import os\nos.rename('solution.py', 'moved')\nos.mkdir('solution.py')\nopen('solution.py/x', 'w').close()\n",
         "import os\n[os.close(fd) for fd in range(64)]\nos._exit(0)\n",
     ],
     ids=["kill all", "fork bomb", "kill each", "memory", "file to folder", "close channels"],

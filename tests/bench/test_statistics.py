@@ -3,12 +3,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.bench.statistics import clustered_difference, paired_difference, pass_at_k
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.data())
 def test_pass_at_k_is_the_share_of_k_subsets_with_a_success(n: int, data: st.DataObject) -> None:
     c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.code.edit import EditError, apply_edit
@@ -46,6 +46,7 @@ def test_overlapping_occurrences_are_not_unique() -> None:
         apply_edit("aaa", "aa", "b")
 
 
+@settings(deadline=None)
 @given(st.text("ab\n", max_size=20), st.text("ab\n", min_size=1, max_size=3), st.text("abc", max_size=3))
 def test_a_successful_edit_changes_exactly_one_place(text: str, old: str, new: str) -> None:
     try:

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.errors import RecipeError
@@ -25,6 +25,7 @@ def test_check_values(x: float, k: float, q: float, value: float) -> None:
     assert concave(x, k, q) == pytest.approx(value, abs=5e-4)
 
 
+@settings(deadline=None)
 @given(XS, KS, QS)
 def test_it_is_the_formula_where_the_formula_is_accurate(x: float, k: float, q: float) -> None:
     if k * x < 1e-3 or abs(1 - q) < 1e-3:
@@ -32,6 +33,7 @@ def test_it_is_the_formula_where_the_formula_is_accurate(x: float, k: float, q: 
     assert concave(x, k, q) == pytest.approx(((1 + k * x) ** (1 - q) - 1) / (k * (1 - q)), rel=1e-8)
 
 
+@settings(deadline=None)
 @given(XS, KS)
 def test_q_0_is_the_straight_line_and_q_1_the_logarithm(x: float, k: float) -> None:
     assert concave(x, k, 0.0) == pytest.approx(x, rel=1e-12)
@@ -40,12 +42,14 @@ def test_q_0_is_the_straight_line_and_q_1_the_logarithm(x: float, k: float) -> N
     assert concave(x, k, 1.0 - 1e-12) == pytest.approx(concave(x, k, 1.0), rel=1e-9)
 
 
+@settings(deadline=None)
 @given(XS, QS)
 def test_k_to_0_is_the_straight_line(x: float, q: float) -> None:
     assert concave(x, 0.0, q) == x
     assert concave(x, 1e-15, q) == pytest.approx(x, rel=1e-8)
 
 
+@settings(deadline=None)
 @given(KS, QS)
 def test_it_starts_at_0_with_slope_1(k: float, q: float) -> None:
     assert concave(0.0, k, q) == 0.0
@@ -53,6 +57,7 @@ def test_it_starts_at_0_with_slope_1(k: float, q: float) -> None:
     assert concave(small, k, q) / small == pytest.approx(1.0, rel=1e-6)
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1e4), st.floats(0, 1e4), KS, QS)
 def test_it_never_falls_and_is_concave(a: float, b: float, k: float, q: float) -> None:
     low, high = min(a, b), max(a, b)
@@ -61,6 +66,7 @@ def test_it_never_falls_and_is_concave(a: float, b: float, k: float, q: float) -
     assert middle >= (concave(low, k, q) + concave(high, k, q)) / 2 * (1 - 1e-9)
 
 
+@settings(deadline=None)
 @given(XS, KS, st.floats(1.01, 5))
 def test_above_q_1_it_is_bounded(x: float, k: float, q: float) -> None:
     assert concave(x, k, q) <= 1 / (k * (q - 1)) * (1 + 1e-9)

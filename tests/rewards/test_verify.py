@@ -137,7 +137,7 @@ def test_equal_workspaces_are_graded_once_with_the_same_result() -> None:
         task = clamp_task()
         other = clamp_task(package="other", workspace={"solution.py": BROKEN, "lib.py": ""})
         spoiled = {"solution.py": BROKEN.replace("max(x, high)", "x")}
-        endless = {"solution.py": "def clamp(*_):\n    while True: pass\n"}
+        endless = {"solution.py": FIXED.replace("    return", "    while x == 7: pass\n    return")}
         jobs = [(task, {"solution.py": FIXED}), (task, spoiled), (other, {"solution.py": FIXED}), (task, endless)]
         found = [await collect(each, episode(each, files), pool, known) for each, files in jobs * 2]
         assert pool.open == 0

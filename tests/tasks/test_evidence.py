@@ -20,18 +20,18 @@ def share(found: Hints, kinds: tuple[str, ...]) -> float:
 @pytest.mark.parametrize(
     ("source", "kinds"),
     [
-        ("def f(q):\n    return q.items()", evidence.DICTS),
-        ("def f(q):\n    return q['key']", evidence.DICTS),
-        ("def f(q):\n    return q.splitlines()", evidence.STRS),
-        ("def f(q=''):\n    return q", evidence.STRS),
-        ("def f(q):\n    return q << 2", ("int",)),
-        ("def f(q):\n    return q(1)", ("callable",)),
-        ("def f(q):\n    return q.strftime('%d')", ("moment",)),
-        ("def f(q):\n    return ','.join(q)", ("strs", "str_tuple")),
-        ("def f(q):\n    return -q", ("int", "float")),
-        ("def f(q):\n    for a, b in q:\n        yield a", ("pairs",)),
-        ("def f(q):\n    q.append(3)", evidence.LISTS),
-        ("def f(q):\n    return q.colour", ("object",)),
+        ("def f(given):\n    return given.items()", evidence.DICTS),
+        ("def f(given):\n    return given['key']", evidence.DICTS),
+        ("def f(given):\n    return given.splitlines()", evidence.STRS),
+        ("def f(given=''):\n    return given", evidence.STRS),
+        ("def f(given):\n    return given << 2", ("int",)),
+        ("def f(given):\n    return given(1)", ("callable",)),
+        ("def f(given):\n    return given.strftime('%d')", ("moment",)),
+        ("def f(given):\n    return ','.join(given)", ("strs", "str_tuple")),
+        ("def f(given):\n    return -given", ("int", "float")),
+        ("def f(given):\n    for a, b in given:\n        yield a", ("pairs",)),
+        ("def f(given):\n    given.append(3)", evidence.LISTS),
+        ("def f(given):\n    return given.colour", ("object",)),
     ],
 )
 def test_the_use_of_a_parameter_tells_its_kind(source: str, kinds: tuple[str, ...]) -> None:
@@ -40,7 +40,7 @@ def test_the_use_of_a_parameter_tells_its_kind(source: str, kinds: tuple[str, ..
 
 
 def test_the_elements_of_a_parameter_are_known_by_their_own_use() -> None:
-    (found,) = hints("def f(q):\n    return [x.strip() for x in q]")
+    (found,) = hints("def f(given):\n    return [x.strip() for x in given]")
     assert found.element is not None
     assert share(found.element, evidence.STRS) > 0.6
 
@@ -55,7 +55,7 @@ def test_keys_attributes_and_lengths_are_noted() -> None:
 
 
 def test_constants_of_function_and_prelude_are_noted() -> None:
-    found = evidence.read("UNITS = ('kB', 'MB')", "def f(q):\n    return q.endswith('bit') or q == 17")
+    found = evidence.read("UNITS = ('kB', 'MB')", "def f(given):\n    return given.endswith('bit') or given == 17")
     assert set(found.strings) == {"kB", "MB", "bit"}
     assert found.integers == (17,)
 

@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from etude.errors import TaskError
-from etude.tasks.packages import PACKAGES, PERMISSIVE, ROLES, STDLIB, Package, licence_texts, sources
+from etude.tasks.packages import PACKAGES, PERMISSIVE, ROLES, STDLIB, Package, fetch, licence_texts, sources
+
+METADATA = {
+    "pond-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: pond\nVersion: 1.0\n",
+    "pond-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "pond-1.0.dist-info/RECORD": "",
+}
 
 
 def wheel(folder: Path, files: dict[str, str]) -> Package:
@@ -87,3 +93,25 @@ def test_the_standard_library_has_sources_and_a_licence(tmp_path: Path) -> None:
     assert {"textwrap", "json.decoder", "collections"} <= modules
     assert not any(module.startswith(("test.", "idlelib")) for module in modules)
     assert "PYTHON" in licence_texts(STDLIB, tmp_path)["LICENSE.txt"].upper()
+
+
+def test_a_fetched_wheel_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    package = wheel(tmp_path, {"pond/__init__.py": ""})
+    assert fetch([package, STDLIB], tmp_path) == []
+
+
+def test_a_wheel_is_fetched_by_digest_and_only_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index is a folder with one wheel."""
+    index, cache = tmp_path / "index", tmp_path / "cache"
+    index.mkdir()
+    package = wheel(index, {"pond/__init__.py": "a = 1", **METADATA})
+    (index / package.wheel).rename(index / "pond-1.0-py3-none-any.whl")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    other = Package(name="pond", version="1.0", licence="MIT", role="train", sha256="00" * 32)
+    with pytest.raises(TaskError, match=r"pond 1\.0 could not be fetched"):
+        fetch([other], cache)
+    assert list(cache.iterdir()) == []
+    assert fetch([package], cache) == [package]
+    assert dict(sources(package, cache)) == {"pond": "a = 1"}

@@ -40,7 +40,7 @@ def rl(
 
 def _run(recipe: Path, name: str, overrides: list[str], runs: Path, as_json: bool) -> None:
     from etude.build import load_recipe, run_rl
-    from etude.report.summary import result_table
+    from etude.report.terminal import result_text
     from etude.rl.run_folder import choose
 
     started = float(os.environ.get("ETUDE_STARTED", time.time()))
@@ -59,4 +59,4 @@ def _run(recipe: Path, name: str, overrides: list[str], runs: Path, as_json: boo
     if as_json:
         print(json.dumps(result))
     else:
-        print(result_table(result))
+        print(result_text(folder.path))

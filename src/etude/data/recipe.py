@@ -27,3 +27,27 @@ class CorpusSettings:
     """Tokens of the tokenizer, trained on the same functions."""
     seed: int = 0
     """Of the faults and of the documents' order."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TranscriptSettings:
+    """How often what happens in expert transcripts. The mix is what the policy starts reinforcement learning with."""
+
+    per_task: int = 2
+    """Transcripts of a task, each with choices of its own."""
+    read_first: float = 0.05
+    """Share that begins with read_file."""
+    test_first: float = 0.15
+    """Share that runs the tests before the first edit."""
+    wrong_edits: tuple[float, ...] = (0.45, 0.3, 0.15, 0.1)
+    """Shares with 0, 1, 2, ... wrong edits before the right one."""
+    slip: float = 0.1
+    """Share in which an edit is refused (its line is wrong) before it is made well."""
+    give_up: float = 0.15
+    """Chance, after each failing test of a wrong edit, that the transcript ends there."""
+    test_after: float = 0.65
+    """Share that runs the tests after the right edit; the others finish at once."""
+    max_tokens: int = 768
+    """Longer transcripts are left out."""
+    seed: int = 0
+    """Of all choices."""

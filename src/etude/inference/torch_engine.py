@@ -36,6 +36,7 @@ from etude.inference.sampling import PLAIN, sample, sampling_rows
 from etude.inference.scheduler import Scheduler
 from etude.inference.selfcheck import check_family, plain_logprobs
 from etude.inference.swap import PendingSwap, stage
+from etude.killpoints import reach
 from etude.models.load import Model
 from etude.protocols import EngineStats, GenerateRequest, TokenChunk
 from etude.types import Manifest, Routes, StopReason, Version
@@ -141,6 +142,7 @@ class TorchEngine:
             tensors = await self._fetch(manifest)
             staged = await asyncio.to_thread(stage, self._model, tensors, manifest.version)
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            reach("swap-staged")
             swap = PendingSwap(manifest.version, staged, done)
             self._post(lambda: self._plan_swap(swap), lambda error: self._outbox.reject(done, error))
             await done
@@ -312,6 +314,7 @@ class TorchEngine:
         self._swap = None
         self._model.assign(swap.tensors)  # a failure in here ends the engine: it never serves a mixture
         self._serve(swap.version)
+        reach("swap-committed")
         self._swaps += 1
         self._swap_pause_s += time.perf_counter() - started
         self._outbox.resolve(swap.done, None)

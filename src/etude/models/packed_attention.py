@@ -59,7 +59,8 @@ def _forward(
         if bent.get(name) is not None:
             raise ModelError(f"packed attention does not support {name}", hint="docs/support.md lists the families")
     assert query.shape[0] == 1, "a packed micro-batch is one row"
-    assert dropout == 0.0 and attention_mask is None
+    assert dropout == 0.0, "the network is in eval mode"
+    assert attention_mask is None, "the blocks are the mask"
     mixed = _PackedAttention.apply(query[0], key[0], value[0], scaling, tuple(blocks))
     return mixed.transpose(0, 1).unsqueeze(0), None
 

@@ -31,6 +31,7 @@ from typing import Protocol
 
 from etude.errors import EngineError, RunError
 from etude.frames import encode, read_file, write_bytes, write_file
+from etude.killpoints import reach
 from etude.protocols import Engine, Recorder
 from etude.rl.admission import Admission
 from etude.rl.ledger import Ledger
@@ -139,7 +140,9 @@ class Loop:
             self._ledger.abandoned(key, reason or "too few members")
         else:
             await asyncio.to_thread(write_file, self._folder.group(key), group)
+            reach("group-written")
             self._ledger.scored(key, versions_of(group))
+            reach("group-scored")
         del self._running[key]
         self._changed.set()
 
@@ -178,11 +181,14 @@ class Loop:
             )
             data = encode(batch)
             await asyncio.to_thread(write_bytes, self._folder.batch(batch.step), data)
+            reach("batch-written")
             self._ledger.batched(batch.step, [group.key for group in groups], digest(data))
+            reach("batch-recorded")
             trained = await self._train(batch.step)
             step = batch.step
             self._changed.set()
             self._ledger.set_meta("elapsed_s", str(self._clock.wall_s))
+            reach("step-recorded")
             await self._record(groups, step, trained)
         return step
 

@@ -26,6 +26,7 @@ from etude.bench.suite import SuiteResult, run_suite
 from etude.data.episodes import EpisodeRecord, EpisodeWriter
 from etude.data.render import Renderer
 from etude.frames import read_file, write_bytes, write_file
+from etude.killpoints import reach
 from etude.metrics import ConsoleRecorder, Tee, progress
 from etude.protocols import Recorder, SandboxPool
 from etude.rl.engines import EngineSet, ManagedEngine
@@ -153,6 +154,7 @@ async def _measure(parts: Parts, manifest: Manifest, labels: dict[str, bool]) ->
                     on_episode=_keeper(writer, tasks, label, manifest.version.step),
                 )
             write_file(_file(parts.folder, label), result)
+            reach("eval-written")
             row = {"when": label, "step": manifest.version.step} | _measured(row_of(result))
             parts.recorder.record("eval", row)
             ConsoleRecorder(None).record("eval", row)

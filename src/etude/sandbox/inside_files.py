@@ -39,6 +39,10 @@ class Workspace:
         self._root = os.open(root, _FOLDER)
         self._max_bytes = max_bytes
 
+    def close(self) -> None:
+        """Let go of the folder."""
+        os.close(self._root)
+
     def mend(self) -> None:
         """Give the root folder its permissions back, whatever a program did to them."""
         os.fchmod(self._root, 0o755)

@@ -80,13 +80,15 @@ def rehearse(config: Config) -> None:
     """In the nest, once: do what sandboxes do, so that each of them need not do it for the first time."""
     inside_child.prepare()
     ours, theirs = socket.socketpair()
+    workspace = Workspace("/run/etude", config.disk_bytes)
     for _ in range(8):
         request = {"op": "run", "argv": [], "env": {}, "stdin": 1, "timeout_s": 5.0}
         send_frame(theirs, request, b"x", b"print(1)")
         answer, bodies = Run(ours, config, *read_frame(ours)).finish()
         send_frame(ours, answer, *bodies)
         read_frame(theirs)
-        _files(Workspace("/run/etude", config.disk_bytes), {"op": "list"}, memoryview(b""))
+        _files(workspace, {"op": "list"}, memoryview(b""))
+    workspace.close()
     ours.close()
     theirs.close()
 

@@ -41,12 +41,17 @@ class Cgroups:
     def make(self, number: int, limits: Limits) -> Group:
         """Errors: OSError."""
         folders = {name: parent / f"etude-{os.getpid()}-{number}" for name, parent in self.parents.items()}
-        for folder in set(folders.values()):
-            folder.mkdir()
+        group = Group(folders=tuple(dict.fromkeys(folders.values())))
         write = _write_v1 if self.version == 1 else _write_v2
-        for controller, folder in folders.items():
-            write(controller, folder, limits)
-        return Group(folders=tuple(dict.fromkeys(folders.values())))
+        try:
+            for folder in group.folders:
+                folder.mkdir()
+            for controller, folder in folders.items():
+                write(controller, folder, limits)
+        except OSError:
+            group.remove()
+            raise
+        return group
 
     def sweep(self) -> None:
         """Remove the groups of runs that have ended without doing so."""

@@ -25,7 +25,8 @@ from etude.sandbox.channel import Channel, first_words, make_socket, send_end
 from etude.sandbox.inside_zygote import Config
 from etude.sandbox.recipe import SandboxRecipe
 
-START_S = 30.0
+START_S = 60.0
+"""For a start that takes a fraction of a second on an idle machine."""
 _BASE_MEMORY = 16 << 20
 """Bytes beside the recipe's, for process 1."""
 
@@ -45,7 +46,6 @@ class Nest:
 
     async def start(self) -> None:
         """Errors: SandboxError with bubblewrap's own words and what to do about them."""
-        config = self._config()
         try:
             rules = seccomp.program(memory_is_counted=self._groups is not None)
         except (ImportError, OSError, RuntimeError) as error:
@@ -54,12 +54,26 @@ class Nest:
             ) from error
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
-        open_files: list[int] = []
-        nobody = tree.ROOT_RUNS_AS if os.geteuid() == 0 else None
         try:
-            self._process = await asyncio.create_subprocess_exec(
+            with theirs:  # closed here as soon as bubblewrap has it: then its end is seen
+                self._process = await self._launch(theirs.fileno())
+            self._reading = asyncio.create_task(self._read_log(self._process))
+            ready = await self._greet(self._control, rules)
+        except BaseException:
+            await self.close()
+            raise
+        if not ready:
+            await self.close()
+            words = self._last_words() or "bubblewrap did not answer"
+            raise SandboxError("no sandbox can be started", cause=words, hint=hint_for(words))
+
+    async def _launch(self, control: int) -> asyncio.subprocess.Process:
+        nobody = tree.ROOT_RUNS_AS if os.geteuid() == 0 else None
+        open_files: list[int] = []
+        try:
+            return await asyncio.create_subprocess_exec(
                 *tree.command(self._python, open_files),
-                stdin=theirs.fileno(),
+                stdin=control,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=open_files,
@@ -73,20 +87,18 @@ class Nest:
         except OSError as error:
             raise SandboxError("bubblewrap cannot be started", cause=str(error), hint=tree.BWRAP_HINT) from error
         finally:
-            theirs.close()
             for handle in open_files:
                 os.close(handle)
-        self._reading = asyncio.create_task(self._read_log(self._process))
-        header = json.dumps(asdict(config)).encode()
+
+    async def _greet(self, control: socket.socket, rules: bytes) -> bool:
+        header = json.dumps(asdict(self._config())).encode()
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(START_S):
-                await loop.sock_sendall(self._control, struct.pack(">II", len(header), len(rules)) + header + rules)
-                ready = await loop.sock_recv(self._control, 1)
+                await loop.sock_sendall(control, struct.pack(">II", len(header), len(rules)) + header + rules)
+                return await loop.sock_recv(control, 1) != b""
         except (TimeoutError, ConnectionError):
-            ready = b""
-        if not ready:
-            raise await self._failed_start()
+            return False
 
     def _config(self) -> Config:
         recipe = self._recipe
@@ -170,11 +182,6 @@ class Nest:
 
     def _last_words(self) -> str:
         return self._log.decode(errors="replace").strip()
-
-    async def _failed_start(self) -> SandboxError:
-        await self.close()
-        words = self._last_words() or "bubblewrap did not answer"
-        return SandboxError("no sandbox can be started", cause=words, hint=hint_for(words))
 
 
 def hint_for(words: str) -> str | None:

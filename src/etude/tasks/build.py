@@ -63,6 +63,7 @@ def build(recipe: TasksBuildRecipe, progress: Progress | None = None) -> BuildRe
     report: Progress = progress or (lambda stage, done, total: None)
     cache = Path(recipe.cache) if recipe.cache else packages.default_cache()
     by_split = _functions(recipe, cache, report)
+    licences = _licences(sorted({f.package for functions in by_split.values() for f in functions}), cache)
     jobs = [(name, function) for name in _FILE_SPLIT for function in by_split[name]]
     made: dict[str, list[_Made]] = defaultdict(list)
     rejected: Counter[str] = Counter()
@@ -72,7 +73,7 @@ def build(recipe: TasksBuildRecipe, progress: Progress | None = None) -> BuildRe
             rejected[result.reason] += 1
     chosen = {_FILE_SPLIT[name]: _choose(recipe, name, made[name]) for name in _FILE_SPLIT}
     taken = {entry.task.source["package"] for entries in chosen.values() for entry in entries}
-    header = write_tasks(Path(recipe.out), chosen, _licences(sorted(taken), cache))
+    header = write_tasks(Path(recipe.out), chosen, {name: licences[name] for name in sorted(taken)})
     return BuildResult(
         counts={name: len(entries) for name, entries in chosen.items()},
         functions={
@@ -150,7 +151,7 @@ class _Worker:
         kinds = mutate.ALL_KINDS if split_name in ("heldout", "final") else mutate.TRAIN_KINDS
         faults = mutate.mutate(function.source, rng, kinds, limit=TRIED_FAULTS)
         verdicts = checks.try_faults(function.prelude, [fault.source for fault in faults], pool, self.probers[0])
-        told = [(fault, verdict) for fault, verdict in zip(faults, verdicts, strict=False) if verdict.kills]
+        told = [(fault, verdict) for fault, verdict in zip(faults, verdicts, strict=True) if verdict.kills]
         entries = []
         for fault, verdict in _ordered(told, rng, self._limit(split_name)):
             chosen = checks.choose(pool, verdict, rng, visible=self.recipe.visible, hidden=self.recipe.hidden)

@@ -77,8 +77,6 @@ def gather(
         return Rejected(reason="syntax")
     module = module_text(prelude, source)
     found = _search(search, module, probers[0])
-    if found is None:
-        return Rejected(reason="died")
     if sum(not _raises(probe) for probe in found) < MIN_POOL - 2:
         return Rejected(reason="inputs")
     pool = _diverse(found, rng)
@@ -86,8 +84,6 @@ def gather(
         return Rejected(reason="few")
     for prober in probers[1:]:
         again = prober.run([module], [[probe.call for probe in reversed(pool)]], lines=FAULTY_LINES, fresh=True)
-        if again is None:
-            return Rejected(reason="died")
         if [entry.text for entry in reversed(again[0])] != [probe.expected for probe in pool]:
             return Rejected(reason="unstable")
     values = Counter(probe.expected for probe in pool if not _raises(probe))
@@ -106,20 +102,18 @@ def module_text(prelude: str, source: str) -> str:
     return (prelude.rstrip("\n") + "\n\n" if prelude.strip() else "") + source.rstrip("\n") + "\n"
 
 
-def _search(search: Search, module: str, prober: Prober) -> list[Probe] | None:
-    """Probes of the original. None: the process did not survive."""
+def _search(search: Search, module: str, prober: Prober) -> list[Probe]:
+    """Probes of the original."""
     found: dict[str, Probe] = {}
     seen_arcs = 0
     seen_texts: set[str] = set()
     for _ in range(ROUNDS):
         drawn = search.draw(DRAWS)
         answer = prober.run([module], [[candidate.call for candidate in drawn]], lines=ORIGINAL_LINES)
-        if answer is None:
-            return None
         wrapped: list[tuple[Candidate, str]] = []
         in_place: list[tuple[Candidate, str]] = []
         for candidate, seen in zip(drawn, answer[0], strict=True):
-            works = seen.text != "timeout" and seen.text not in _FOREIGN_ERRORS
+            works = seen.text not in ("timeout", "died") and seen.text not in _FOREIGN_ERRORS
             new = works and (seen.arcs & ~seen_arcs != 0 or seen.text not in seen_texts)
             search.learn(candidate, works=works, new=new)
             if not works:
@@ -135,8 +129,6 @@ def _search(search: Search, module: str, prober: Prober) -> list[Probe] | None:
         if wrapped or in_place:
             again = wrapped + in_place
             answer = prober.run([module], [[call for _, call in again]], lines=ORIGINAL_LINES)
-            if answer is None:
-                return None
             results = list(zip(again, answer[0], strict=True))
             if all(seen.text == candidate.target for (candidate, _), seen in results[len(wrapped) :]):
                 # It changes nothing: what was passed says nothing about it, None says as much.
@@ -192,13 +184,11 @@ class Verdict:
 
 
 def try_faults(prelude: str, sources: Sequence[str], pool: Sequence[Probe], prober: Prober) -> list[Verdict]:
-    """A verdict for each faulty source; none at all if the process did not survive them."""
+    """A verdict for each faulty source."""
     calls = [probe.call for probe in pool]
     answer = prober.run(
         [module_text(prelude, source) for source in sources], [calls] * len(sources), lines=FAULTY_LINES, fresh=True
     )
-    if answer is None:
-        return []
     verdicts = []
     for entries in answer:
         outcomes = []

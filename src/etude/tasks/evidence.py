@@ -208,12 +208,12 @@ class _Uses(ast.NodeVisitor):
             for owner in owners:
                 hints.add(_BY_TYPE[owner], 10.0 / len(owners))
         elif attribute in _MOMENT:
-            hints.add(("moment",), 8.0)
+            hints.add(("moment",), 12.0)
         elif attribute in _REGEX:
-            hints.add(("regex",), 8.0)
+            hints.add(("regex",), 12.0)
         if attribute not in _METHODS:
             hints.attributes[attribute] = hints.attributes.get(attribute, False) or called
-            hints.add(("object",), 5.0)
+            hints.add(("object",), 10.0)
 
     def visit_Call(self, node: ast.Call) -> None:
         target = node.func
@@ -293,7 +293,7 @@ class _Uses(ast.NodeVisitor):
             self.watched.setdefault(target.id, hints.element)
         elif isinstance(target, ast.Tuple):
             hints.element.length = len(target.elts)
-            hints.add(("pairs",), 10.0)
+            hints.add(("pairs",), 20.0)
 
     def visit_For(self, node: ast.For) -> None:
         self._iterated(node.target, node.iter)

@@ -71,14 +71,14 @@ class Prober:
 
     def run(
         self, sources: Sequence[str], calls: Sequence[Sequence[str]], *, lines: int, fresh: bool = False
-    ) -> list[list[Observed]] | None:
-        """Calls of each source, all in one process, at most `lines` lines a call; None if the process did not survive.
+    ) -> list[list[Observed]]:
+        """Calls of each source, all in one process, at most `lines` lines a call.
 
-        `fresh`: the module is executed anew before each call, as grading does.
+        `fresh`: the module is executed anew before each call, as grading does. Errors: SandboxError.
         """
         return self._ask({"sources": sources, "calls": calls, "lines": lines, "fresh": fresh})
 
-    def _ask(self, request: dict[str, object]) -> list[list[Observed]] | None:
+    def _ask(self, request: dict[str, object]) -> list[list[Observed]]:
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -88,10 +88,7 @@ class Prober:
             line = b""
         if not line.endswith(b"\n"):
             raise SandboxError("the isolated Python that tasks are built in ended", cause=self._last_words())
-        answer = json.loads(line)
-        if answer is None:
-            return None
-        return [[Observed(text, wrap, int(arcs, 16)) for text, wrap, arcs in entries] for entries in answer]
+        return [[Observed(text, wrap, int(arcs, 16)) for text, wrap, arcs in entries] for entries in json.loads(line)]
 
     def _last_words(self) -> str:
         assert self.process.stderr is not None
@@ -101,7 +98,5 @@ class Prober:
     def close(self) -> None:
         """End the process and everything in it."""
         self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
+        if self.process.stdout is not None and not self.process.stdout.closed:
+            self.process.communicate()  # closes the pipes, and what was not yet sent is forgotten

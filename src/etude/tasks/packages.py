@@ -217,7 +217,7 @@ def licence_texts(package: Package, cache: Path) -> dict[str, str]:
         return {"LICENSE.txt": file.read_text() if file.exists() else pointer}
     found = {}
     with zipfile.ZipFile(io.BytesIO(_wheel(package, cache))) as wheel:
-        for path in map(PurePosixPath, sorted(wheel.namelist())):
+        for path in (PurePosixPath(name) for name in sorted(wheel.namelist()) if not name.endswith("/")):
             is_licence = path.name.lower().startswith(("licen", "copying", "notice", "authors"))
             if is_licence and path.parts[0].endswith(".dist-info"):
                 found["/".join(path.parts[1:])] = wheel.read(str(path)).decode("utf-8", "replace")

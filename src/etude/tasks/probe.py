@@ -1,11 +1,12 @@
 """The program that runs harvested functions, inside the isolation that `isolation.Prober` puts around it.
 
-It reads JSON requests, one a line, from stdin and answers each with a line on its own copy of stdout. Every request is
-served by a fork, so that nothing a function does outlives it:
+It reads JSON requests, one a line, from stdin and answers each with a line on its own copy of stdout. A request is served
+by a fork, so that nothing a function does outlives it; where one does not survive, the rest of its calls of that source
+are `died` and a new fork takes the sources that follow:
 
-    {"sources": [...], "calls": [[...], ...], "lines": N, "fresh": bool}  ->  per source, per call an entry, or null
+    {"sources": [...], "calls": [[...], ...], "lines": N, "fresh": bool}  ->  per source, per call an entry
 
-`fresh` executes the module anew before each call, as grading does. null: the fork did not survive. An entry is [text, wrap, arcs]: the canonical text of the value; the name of the builtin that would turn the value into
+`fresh` executes the module anew before each call, as grading does. An entry is [text, wrap, arcs]: the canonical text of the value; the name of the builtin that would turn the value into
 plain data, or ""; the line transitions that the call took, as a hexadecimal set of bits. A call that executes more than
 N lines ends as `timeout`: counting lines, not seconds, makes the outcome the same on every machine.
 
@@ -30,7 +31,10 @@ from etude.sandbox.iorunner import PRELOADED, canonical, raised
 FILE = "solution.py"
 CALL_CPU_S = 0.3
 """Backstop for what runs long without executing lines."""
-REQUEST_WALL_S = 20.0
+LOST_CPU_S = 1.0
+"""After which a call that not even the backstop could stop takes its process with it."""
+SOURCE_WALL_S = 10.0
+"""For all calls of one source, against those that sleep."""
 MAX_EXPIRED = 2
 """So many calls of one source may run out of lines; the rest of its calls are `timeout` without being tried."""
 _WRAPS = (
@@ -120,6 +124,7 @@ def _compile(text: str, name: str, mode: str) -> types.CodeType | str:
 def _call(call: types.CodeType, namespace: dict[str, Any], tracer: _Tracer) -> tuple[str, str]:
     tracer.lines = tracer.mask = 0
     signal.setitimer(signal.ITIMER_PROF, CALL_CPU_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, LOST_CPU_S)
     sys.settrace(tracer)
     try:
         value = eval(call, namespace)
@@ -133,13 +138,14 @@ def _call(call: types.CodeType, namespace: dict[str, Any], tracer: _Tracer) -> t
     finally:
         sys.settrace(None)
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-def _answer(request: dict[str, Any]) -> list[list[list[str]]]:
+def _run(request: dict[str, Any], first: int, fd: int) -> None:
+    """Write a JSON line [entry, ...] for each source from number `first` on."""
     signal.signal(signal.SIGPROF, _expire)
     compiled = {call: _compile(call, "<call>", "eval") for calls in request["calls"] for call in calls}
-    answers = []
-    for source, calls in zip(request["sources"], request["calls"], strict=True):
+    for source, calls in zip(request["sources"][first:], request["calls"][first:], strict=True):
         module = _compile(source, FILE, "exec")
         namespace = _execute(module)
         tracer = _Tracer(request["lines"])
@@ -159,37 +165,43 @@ def _answer(request: dict[str, Any]) -> list[list[list[str]]]:
                 text, wrap = _call(code, namespace, tracer)
                 expired += text == "timeout"
                 entries.append([text, wrap, f"{tracer.mask:x}"])
-        answers.append(entries)
-    return answers
+        _write_all(fd, json.dumps(entries).encode() + b"\n")
 
 
-def _forked(work: Any, wall_s: float) -> Any:
-    """The JSON value of `work()`, computed in a fork; None if it died or took longer than `wall_s`."""
+def _write_all(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def _forked(request: dict[str, Any], first: int) -> list[list[list[str]]]:
+    """Entries of the sources from number `first` on, up to and including the first that a fork does not survive."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(read_end)
-            data = memoryview(json.dumps(work()).encode())
-            while data:
-                data = data[os.write(write_end, data) :]
+            _run(request, first, write_end)
         finally:
             os._exit(0)
     os.close(write_end)
-    deadline = time.monotonic() + wall_s
+    answers: list[list[list[str]]] = []
     received = b""
+    deadline = time.monotonic() + SOURCE_WALL_S
     while select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
         piece = os.read(read_end, 1 << 18)
         if not piece:
             break
-        received += piece
+        *lines, received = (received + piece).split(b"\n")
+        answers.extend(json.loads(line) for line in lines)
+        if lines:
+            deadline = time.monotonic() + SOURCE_WALL_S
     os.close(read_end)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    try:
-        return json.loads(received)
-    except ValueError:
-        return None
+    if first + len(answers) < len(request["sources"]):
+        answers.append([["died", "", "0"] for _ in request["calls"][first + len(answers)]])
+    return answers
 
 
 def _limit() -> None:
@@ -219,10 +231,10 @@ def main() -> None:
     gc.freeze()
     for line in requests:
         request = json.loads(line)
-        answer = _forked(lambda request=request: _answer(request), REQUEST_WALL_S)
-        data = memoryview(json.dumps(answer).encode() + b"\n")
-        while data:
-            data = data[os.write(channel, data) :]
+        answers: list[list[list[str]]] = []
+        while len(answers) < len(request["sources"]):
+            answers.extend(_forked(request, len(answers)))
+        _write_all(channel, json.dumps(answers).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
         tensors.safetensors        masters and optimizer state, fp32
 
 A checkpoint is written beside, synced, and renamed into place only after the manifest of its version is committed and
-no later trainer has been seen. Its version is pinned in the store while it exists. Which one a start resumes from follows
-from the store: the newest of the highest incarnation, else the one that the incarnation's record names.
+no later trainer has been seen. Its version is pinned in the store while it exists. Which one a start resumes from
+follows from the store: the newest of the highest incarnation, else the one that the incarnation's record names.
 
 numpy alone: tensors come and go as arrays by name. What it does not do: know models or optimizers (optimizer.py).
 """
@@ -27,6 +27,7 @@ from safetensors.numpy import save as dump_tensors
 
 from etude.errors import RunError, StoreError
 from etude.frames import read_file, write_bytes, write_file
+from etude.killpoints import reach
 from etude.types import FORMAT, Manifest, Noun, Version
 from etude.weights.manifests import digest_bytes, incarnations, lineage, pin, read_record, unpin
 from etude.weights.store import Store
@@ -144,8 +145,10 @@ class Checkpoints:
                 write_bytes(temporary / "tensors.safetensors", data)
                 write_file(temporary / "state.mp", state)
                 fence()
+                reach("checkpoint-written")
                 temporary.rename(final)
                 _sync(self._folder)
+                reach("checkpoint-renamed")
             except OSError as error:
                 shutil.rmtree(temporary, ignore_errors=True)
                 if isinstance(error, StoreError):

@@ -163,7 +163,8 @@ class Fit:
         for optimizer, peak in ((self._muon, schedule.matrix_lr), (self._adamw, schedule.lr)):
             for group in optimizer.param_groups:
                 group["lr"] = peak * factor
-            optimizer.step()
+        self._muon.step(spread=pool.map)
+        self._adamw.step()
         state.step += 1
         state.tokens += size
         return {"step": state.step, "tokens": state.tokens, "elapsed_s": state.elapsed_s, "loss": float(losses[0]),
@@ -178,7 +179,7 @@ class Fit:
         loss = self._loss(flat, self._head, tokens[:, 1:].reshape(-1), weights)
         whole = loss + self.schedule.balance_coef * share * balance
         grads = torch.autograd.grad(whole, self.params)
-        return list(grads), np.array([float(loss), share * float(balance)])
+        return list(grads), np.array([loss.item(), share * balance.item()])
 
     def _measure(self, pool: ThreadPoolExecutor, probes: Corpus, recorder: Recorder) -> None:
         rows = list(micro_batches(probes, list(range(len(probes))), self.schedule.micro_tokens))

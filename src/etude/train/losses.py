@@ -43,7 +43,7 @@ def importance_weights(logprobs: Tensor, behaviour: Tensor, correction: Correcti
 
 
 def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-    """log pi of each target, by the book. hidden [tokens, width], weight [vocabulary, width], targets and result [tokens]."""
+    """log pi of each target [tokens], by the book. hidden [tokens, width], weight [vocabulary, width]."""
     logits = torch.nn.functional.linear(hidden, weight) / temperature
     return torch.log_softmax(logits, dim=-1).gather(-1, targets[:, None]).squeeze(-1)
 

@@ -9,16 +9,19 @@ What it does not do: shard, or keep 16-bit weights; reinforcement learning uses 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+Map = Callable[[Callable[[Tensor], Tensor], Iterable[Tensor]], Iterable[Tensor]]
+
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _RMS = 0.2
 
 
+@torch.no_grad()
 def orthogonalize(matrices: Tensor) -> Tensor:
     """[N, rows, columns] -> the same shape, singular values near 1 (0.7 to 1.2)."""
     a, b, c = _COEFFICIENTS
@@ -37,7 +40,8 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None, *, spread: Map = map) -> None:  # type: ignore[override]
+        """`spread` may be a pool's map: the matrices are then orthogonalized on several cores."""
         for group in self.param_groups:
             by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
             for param in group["params"]:
@@ -49,9 +53,10 @@ class Muon(torch.optim.Optimizer):
                 rows, columns = param.shape[-2:]
                 by_shape.setdefault((rows, columns), []).append((param, direction.view(-1, rows, columns)))
             for (rows, columns), pairs in by_shape.items():
-                updates = orthogonalize(torch.cat([direction for _, direction in pairs]))
+                stack = torch.cat([direction for _, direction in pairs])
+                updates = torch.cat(list(spread(orthogonalize, stack.chunk(4))))
                 scale = group["lr"] * _RMS * max(rows, columns) ** 0.5
-                for (param, direction), update in zip(pairs, updates.split([len(d) for _, d in pairs]), strict=True):
+                sizes = [len(direction) for _, direction in pairs]
+                for (param, _), update in zip(pairs, updates.split(sizes), strict=True):
                     param.mul_(1 - group["lr"] * group["weight_decay"])
                     param.add_(update.view_as(param), alpha=-scale)
-                    del direction

@@ -2,8 +2,8 @@
 
 Masters are fp32, always. The network holds what engines serve: the masters in the published rounding. For float32 that
 is no rounding, and the network's parameters are the masters. For 16 bits the gradient at the rounded weights moves the
-masters (straight-through), and the network gets them rounded again after each step. Buffers (a router's bias) and what a
-family keeps in fp32 are never rounded, and buffers never trained (docs/semantics.md 1.2, 4.2).
+masters (straight-through), and the network gets them rounded again after each step. Buffers (a router's bias) and what
+a family keeps in fp32 are never rounded, and buffers never trained (docs/semantics.md 1.2, 4.2).
 
 What it does not do: schedules (reinforcement learning runs at a constant rate), or sharding.
 """
@@ -72,7 +72,7 @@ class Masters:
 
         Errors: RunError if it is not finite; nothing has changed then.
         """
-        for name, parameter in self._parameters.items():
+        for parameter in self._parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         norm = nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
@@ -119,7 +119,7 @@ class Masters:
         return arrays
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Exactly the state that `state` gave. Errors: ModelError if it belongs to another model; nothing changes then."""
+        """Exactly the state that `state` gave. Errors: ModelError, nothing changed, if it belongs to another model."""
         self._check(arrays)
         updates = torch.tensor(float(arrays["updates"]))
         with torch.no_grad():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from etude.data.recipe import CorpusSettings
+from etude.data.recipe import CorpusSettings, TranscriptSettings
 from etude.models.nano import NanoShape
 
 
@@ -26,9 +26,9 @@ class ScheduleSettings:
     """Decoupled; of matrices only, times the learning rate."""
     clip_norm: float = 1.0
     """Of the gradient of all parameters together."""
-    batch_tokens: int = 12_288
+    batch_tokens: int = 10_240
     """Tokens of an optimizer step, padding not counted."""
-    micro_tokens: int = 2048
+    micro_tokens: int = 1280
     """Tokens, padding included, that go through the network at once: small enough for the processor's caches."""
     fix_weight: float = 4.0
     """Weight of a token of the repair in the loss, where a token of the shown file has 1."""
@@ -61,4 +61,26 @@ class PretrainRecipe:
     shape: NanoShape = NanoShape()
     """Sizes of the network."""
     schedule: ScheduleSettings = ScheduleSettings()
+    """How it is trained."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SFTRecipe:
+    """`recipes/nano-sft.toml`."""
+
+    format: int = 1
+    """Of this recipe."""
+    stage: str = "sft"
+    """This stage's name."""
+    tasks: str = "etude:repair/base"
+    """Tasks that the transcripts are about; only those of split `base` may be used."""
+    model: str = "runs/nano-pretrain/model"
+    """Folder of the pretrained model."""
+    folder: str = "runs/nano-sft"
+    """Transcripts, checkpoint, metrics and the resulting model (`model/`) go here."""
+    transcripts: TranscriptSettings = TranscriptSettings()
+    """What the transcripts hold."""
+    schedule: ScheduleSettings = ScheduleSettings(
+        wall_s=300.0, lr=1e-3, matrix_lr=2e-3, decay_share=0.9, evaluate_every_s=120.0
+    )
     """How it is trained."""

@@ -23,6 +23,7 @@ import torch
 
 from etude.errors import MissingError
 from etude.frames import Handler, read_file
+from etude.killpoints import reach
 from etude.models.load import Model
 from etude.train.checkpoint import Checkpoints
 from etude.train.client import TrainerState
@@ -107,9 +108,10 @@ class TrainerService:
         return {"step": self._step, "state": self._get_state, "finish": self._finish}
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """Train, and hand the new weights to the publisher. Errors: those of `Trainer.train`, and of `Background.check`."""
+        """Train, and hand the new weights to the publisher. Errors: of `Trainer.train`, and of `Background.check`."""
         self._background.check()
         row = self._trainer.train(batch, is_current=self._is_current)
+        reach("trained")
         self._publish(checkpoint=self._trainer.step % self._every == 0)
         return row | {
             "skipped_publishes": float(self._background.skipped),

@@ -1,6 +1,6 @@
 """One batch, one optimizer step.
 
-    samples --pack--> micro-batches --forward, loss, backward, each in turn--> gradient --clip, AdamW--> masters --> network
+    samples --pack--> micro-batches --forward, loss, backward--> gradient --clip, AdamW--> masters --round--> network
 
 Everything that the step depends on is in the batch, the masters, the optimizer's state and the seed, so that a batch
 that is replayed after a crash gives bitwise the same weights (on the same machine and number of threads).
@@ -77,8 +77,8 @@ class Trainer:
     def train(self, batch: Batch, *, is_current: Callable[[Version], bool] = lambda _: False) -> dict[str, float]:
         """Take the step that `batch` makes; returns its row of numbers.
 
-        is_current: whether a version holds the weights that go in. Errors: RunError for a batch of another step, a sample
-        that cannot be trained on, or a gradient that is not finite (the weights are as before).
+        is_current: whether a version holds the weights that go in. Errors: RunError for a batch of another step, a
+        sample that cannot be trained on, or a gradient that is not finite (the weights are as before).
         """
         if batch.step != self.step + 1:
             raise RunError(f"batch {batch.step} cannot be trained on", cause=f"the trainer is at step {self.step}")

@@ -27,6 +27,7 @@ import numpy as np
 
 from etude.errors import LostRaceError, StoreError
 from etude.frames import encode
+from etude.killpoints import reach
 from etude.types import Manifest, Part, Version
 from etude.weights.manifests import (
     IncarnationRecord,
@@ -129,6 +130,7 @@ class Publisher:
         blobs = list(cut(snapshot.tensors))
         with ThreadPoolExecutor(max_workers=4, thread_name_prefix="upload") as pool:
             list(pool.map(self._upload, blobs))
+        reach("blobs-uploaded")
         # 3. digest
         parts = tuple(part for blob in blobs for part in blob.parts)
         version = Version(incarnation=self.record.incarnation, n=n, step=snapshot.step)
@@ -146,6 +148,7 @@ class Publisher:
             self.store, key, encode(manifest), lambda: read_manifest(self.store, version.incarnation, n).nonce,
             nonce=manifest.nonce,
         )  # fmt: skip
+        reach("manifest-created")
         # 5. remember
         self._parent = version
         self._known = {blob.key for blob in blobs}

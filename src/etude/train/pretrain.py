@@ -1,0 +1,56 @@
+"""Stage `pretrain`: a new network of the nano's shape, fitted to the corpus, left as a Hugging Face folder.
+
+    folder/corpus.bin, probes.bin, tokenizer.json (tasks.pretraining) --Fit--> folder/checkpoint.pt --> folder/model/
+
+Started again, it goes on from the checkpoint; when the time is used up it only writes the model again.
+What it does not do: build the corpus (that is the collections' room; `etude pretrain` calls both), or fine-tune.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from etude import frames
+from etude.data.corpus import Corpus
+from etude.data.render import NanoRenderer
+from etude.data.tokenizer import Tokenizer
+from etude.models.load import Model, model_from_config
+from etude.models.nano import nano_config
+from etude.protocols import Recorder
+from etude.train.fit import Fit, Progress
+from etude.train.pretrain_recipe import PretrainRecipe
+
+CORPUS, PROBES, CHECKPOINT, MODEL = "corpus.bin", "probes.bin", "checkpoint.pt", "model"
+
+
+def pretrain(recipe: PretrainRecipe, recorder: Recorder, progress: Progress = lambda share, text: None) -> Path:
+    """Train until `schedule.wall_s` is used up; the path of the model's folder.
+
+    Errors: StoreError if the corpus is missing or damaged, RunError if the checkpoint does not fit, ModelError.
+    """
+    torch.set_num_threads(1)  # Fit's own threads each take a core
+    folder = Path(recipe.folder)
+    corpus = frames.read_file(folder / CORPUS, Corpus)
+    probes = frames.read_file(folder / PROBES, Corpus)
+    tokenizer = Tokenizer.load(folder)
+    renderer = NanoRenderer(tokenizer)
+    config = nano_config(recipe.shape, pad_id=renderer.pad, begin_id=renderer.begin, end_id=renderer.end)
+    model = model_from_config(config, seed=recipe.schedule.seed)
+    Fit(model, corpus, recipe.schedule, folder / CHECKPOINT).run(probes, recorder, progress)
+    export(model, tokenizer, folder / MODEL)
+    return folder / MODEL
+
+
+def export(model: Model, tokenizer: Tokenizer, folder: Path) -> None:
+    """A Hugging Face folder: config.json, model.safetensors, tokenizer.json. Whole or not at all."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    model.network.save_pretrained(temporary)
+    tokenizer.save(temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
