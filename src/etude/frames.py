@@ -85,6 +85,11 @@ class _Formatted(msgspec.Struct):
     format: int = FORMAT
 
 
+def convert(value: object, kind: type[T]) -> T:
+    """The noun that plain decoded values (dicts, lists) stand for. Errors: msgspec.ValidationError."""
+    return msgspec.convert(value, type=kind, dec_hook=_unpack_array)
+
+
 def write_file(path: Path, value: object) -> None:
     """Write a noun so that it is there whole or not at all, and survives a power cut."""
     write_bytes(path, encode(value))

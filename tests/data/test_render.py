@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.data.render import NanoRenderer
@@ -27,6 +27,7 @@ CALLS = (
 )
 
 
+@settings(deadline=None)
 @given(TEXT, st.lists(CALLS, max_size=3))
 def test_a_reply_is_read_back_as_it_was_written(text: str, calls: list[ToolCall]) -> None:
     parsed = RENDERER.parse(RENDERER.reply(text, calls))
@@ -34,6 +35,7 @@ def test_a_reply_is_read_back_as_it_was_written(text: str, calls: list[ToolCall]
     assert list(parsed.calls) == calls
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2047), max_size=30) | st.lists(st.integers(0, 12), max_size=12))
 def test_reading_never_fails_and_every_token_is_counted_once(ids: list[int]) -> None:
     parsed = RENDERER.parse(ids)

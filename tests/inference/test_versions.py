@@ -8,12 +8,13 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
-from engine_driver import Reply, ask, expand, manifest, reply, serving, version, whole
-from tiny import tiny_model
 
+from engine_driver import Reply, ask, expand, manifest, reply, serving, version, whole
 from etude.errors import EngineError, RequestError, StoreError, VersionError
 from etude.inference.torch_engine import TorchEngine
-from etude.types import Manifest
+from etude.protocols import GenerateRequest
+from etude.types import Manifest, Version
+from tiny import tiny_model
 
 
 def sentinel(n: int) -> dict[str, torch.Tensor]:
@@ -209,19 +210,31 @@ def test_a_minimum_step_and_an_exact_version_are_kept_or_refused() -> None:
     asyncio.run(run())
 
 
+async def ask_again(engine: TorchEngine, *, exact: Version) -> None:
+    """Short pinned requests, one after the other, until one is refused."""
+    for n in range(100):
+        await reply(engine, [5], context=f"q{n}", exact=exact, tokens=1)
+
+
+async def load_at_every_chunk(engine: TorchEngine, request: GenerateRequest) -> None:
+    async for chunk in engine.generate(request):
+        if chunk.stop is None:
+            await engine.load(manifest(2))
+
+
 def test_a_pinned_request_delays_the_swap_and_is_never_mixed() -> None:
     async def run() -> None:
         async with serving(tiny_model("llama"), fetch=fetch, serves=None) as engine:
             await engine.load(manifest(1))
-            pinned = asyncio.create_task(reply(engine, [5], context="p", exact=version(1), tokens=100))
+            request = ask([5], context="p", exact=version(1), tokens=120)
             free = asyncio.create_task(reply(engine, [5], context="f", tokens=120))
-            await asyncio.sleep(0.05)
+            chunks = [await anext(running := engine.generate(request))]
             loading = asyncio.create_task(engine.load(manifest(2)))
-            await asyncio.sleep(0.02)
-            if not loading.done():
-                with pytest.raises(VersionError):
-                    await reply(engine, [5], context="q", exact=version(1))
-            assert (await pinned).ids.tolist() == [1] * 100
+            with pytest.raises(VersionError, match="about to be replaced"):
+                await ask_again(engine, exact=version(1))
+            assert not loading.done()
+            chunks += [chunk async for chunk in running]
+            assert whole(request, chunks).ids.tolist() == [1] * 120
             await loading
             got = await free
             assert [stamp.n for stamp in got.versions] == got.ids.tolist()
@@ -235,9 +248,7 @@ def test_a_pinned_request_that_takes_too_long_fails_and_the_swap_happens() -> No
             await engine.load(manifest(1))
             request = ask([5], exact=version(1), tokens=120)
             with pytest.raises(VersionError, match="replaced"):
-                async for chunk in engine.generate(request):
-                    if chunk.stop is None:
-                        await engine.load(manifest(2))
+                await load_at_every_chunk(engine, request)
             assert (await reply(engine, [5], tokens=1)).ids.tolist() == [2]
 
     asyncio.run(run())

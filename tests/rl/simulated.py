@@ -7,10 +7,13 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from etude.errors import EngineError
 from etude.frames import read_file
 from etude.protocols import EngineStats
-from etude.types import Batch, Group, Task, Version
+from etude.train.client import Scored
+from etude.types import Batch, Group, Routes, Sample, Task, Version
 from rl.builders import context, scored
 
 
@@ -42,6 +45,9 @@ class SimulatedTrainer:
         self._heads[self.incarnation] = self.step
         self.incarnation += 1
 
+    async def score(self, sample: Sample) -> Scored:
+        return Scored(step=self.step, logprobs=sample.logprobs[sample.mask] + 0.25)
+
     async def survivors(self) -> Callable[[int, int], bool]:
         heads = dict(self._heads)
         return lambda incarnation, n: (
@@ -60,6 +66,9 @@ class SimulatedEngine:
         zeros = {name: 0 for name in EngineStats.__struct_fields__ if name != "version"}
         trainer = self._trainer
         return EngineStats(version=Version(incarnation=trainer.incarnation, n=trainer.step, step=trainer.step), **zeros)
+
+    async def score(self, ids: np.ndarray, routes: Routes | None = None) -> tuple[np.ndarray, Routes | None]:
+        return np.where(np.arange(len(ids)) >= 3, -1.0, 0.0).astype(np.float32), routes
 
     def served(self) -> tuple[int, int]:
         return self._trainer.step, self._trainer.incarnation

@@ -136,3 +136,12 @@ def test_an_error_of_the_runner_ends_the_run_with_that_error(tmp_path: Path) -> 
 
     with pytest.raises(ValueError, match="a bug in the runner"):
         bench.run(members=broken)
+
+
+def test_every_version_that_both_serve_is_probed_for_agreement(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.run()
+    rows = bench.rows.of("agreement")
+    assert rows
+    assert all(row["mismatch_max"] == pytest.approx(0.25) for row in rows)
+    assert len({row["step"] for row in rows}) == len(rows)

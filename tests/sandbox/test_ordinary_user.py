@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("_pytest", "iniconfig", "msgspec", "numpy", "numpy.libs", "packaging", "pluggy", "pyseccomp.py", "pytest",
-          "pytest_timeout.py")  # fmt: skip
+NEEDED = ("_pytest", "iniconfig", "msgspec", "numpy", "numpy.libs", "packaging", "pluggy", "py.py", "pygments",
+          "pyseccomp.py", "pytest", "pytest_timeout.py")  # fmt: skip
 TESTS = ("test_namespace.py", "test_namespace_isolation.py", "test_namespace_limits.py", "test_namespace_files.py",
          "test_pool.py")  # fmt: skip
 
@@ -42,30 +42,36 @@ def python() -> str:
 
 
 def is_public(path: Path) -> bool:
-    return all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents) and bool(
-        path.stat().st_mode & stat.S_IROTH
-    )
+    ways = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
+    return ways and bool(path.stat().st_mode & stat.S_IROTH)
+
+
+def copy_to(public: Path) -> None:
+    """What the tests need, where every user can read it."""
+    site = Path(sysconfig.get_path("purelib"))
+    (public / "site").mkdir(parents=True)
+    ignore = shutil.ignore_patterns("__pycache__", "etude_nano", "*.pyi")
+    for name in NEEDED:
+        if (site / name).is_dir():
+            shutil.copytree(site / name, public / "site" / name, ignore=ignore)
+        elif (site / name).exists():
+            shutil.copy(site / name, public / "site")
+    shutil.copytree(ROOT / "src" / "etude", public / "site" / "etude", ignore=ignore)
+    shutil.copytree(ROOT / "tests" / "sandbox", public / "tests" / "sandbox", ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", public)
 
 
 @pytest.mark.slow
-def test_everything_holds_for_an_ordinary_user(user: str, python: str, tmp_path: Path) -> None:
-    public = Path("/var/tmp") / f"etude-test-{os.getpid()}"
+def test_everything_holds_for_an_ordinary_user(user: str, python: str) -> None:
+    public = Path("/var/tmp") / user
+    path = f"{public}/site:{public}/tests"
     try:
-        site = Path(sysconfig.get_path("purelib"))
-        ignore = shutil.ignore_patterns("__pycache__", "tests", "etude_nano", "*.pyi")
-        for name in NEEDED:
-            copy = shutil.copytree if (site / name).is_dir() else shutil.copy
-            (public / "site").mkdir(parents=True, exist_ok=True)
-            if (site / name).exists():
-                copy(site / name, public / "site" / name, **({"ignore": ignore} if copy is shutil.copytree else {}))
-        shutil.copytree(ROOT / "src" / "etude", public / "site" / "etude", ignore=ignore)
-        shutil.copytree(ROOT / "tests" / "sandbox", public / "tests" / "sandbox", ignore=ignore)
-        shutil.copy(ROOT / "pyproject.toml", public)
+        copy_to(public)
         subprocess.run(["chown", "-R", user, str(public)], check=True)
-        os.chmod(public, 0o755)
-        command = ["runuser", "-u", user, "--", "env", "-i", f"PYTHONPATH={public}/site:{public}/tests", f"HOME={public}/home",
+        command = ["runuser", "-u", user, "--", "env", "-i", f"PYTHONPATH={path}", f"HOME={public}/home",
                    "PATH=/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1", python, "-m", "pytest", "-x", "--timeout=300",
-                   f"--basetemp={public}/tmp", *(f"tests/sandbox/{name}" for name in TESTS)]  # fmt: skip
+                   "-p", "pytest_timeout", f"--basetemp={public}/tmp",
+                   *(f"tests/sandbox/{name}" for name in TESTS)]  # fmt: skip
         done = subprocess.run(command, cwd=public, capture_output=True, text=True, timeout=1500)
     finally:
         shutil.rmtree(public, ignore_errors=True)

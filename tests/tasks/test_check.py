@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tasks.repair_tasks import CHECKS, RIGHT, entry
 
 from etude.errors import SandboxError
 from etude.sandbox.pool import NamespacePool
@@ -13,6 +12,7 @@ from etude.sandbox.recipe import SandboxRecipe
 from etude.tasks.check import Violation, check_tasks
 from etude.tasks.file import Entry
 from etude.types import IOCheck
+from tasks.repair_tasks import CHECKS, RIGHT, entry
 
 
 def violations(*entries: Entry, references: dict[str, str] | None = None) -> tuple[Violation, ...]:

@@ -35,7 +35,9 @@ def probers() -> Iterator[tuple[Prober, ...]]:
         yield one, two, three
 
 
-def gathered(probers: tuple[Prober, ...], source: str, prelude: str = "", seed: int = 0) -> tuple[Probe, ...] | Rejected:
+def gathered(
+    probers: tuple[Prober, ...], source: str, prelude: str = "", seed: int = 0
+) -> tuple[Probe, ...] | Rejected:
     name = source.split("(")[0].removeprefix("def ")
     return gather(name, prelude, source, probers, random.Random(seed))
 
@@ -81,6 +83,11 @@ def test_what_makes_no_checks_is_rejected(probers: tuple[Prober, ...], prelude: 
 def test_iterators_are_checked_by_what_they_give(probers: tuple[Prober, ...]) -> None:
     endless = "def f(start, step):\n    n = start\n    while True:\n        yield n\n        n += step"
     assert all("zip(f(" in probe.call for probe in pool_of(probers, endless) if not probe.expected.startswith("raises"))
+
+
+def test_functions_that_are_returned_are_called(probers: tuple[Prober, ...]) -> None:
+    pool = pool_of(probers, "def f(n):\n    def inner(x, *rest):\n        return [n, x]\n    return inner")
+    assert any(probe.call.endswith(")('abc')") for probe in pool)
 
 
 def test_functions_that_change_their_argument_are_checked_by_it(probers: tuple[Prober, ...]) -> None:

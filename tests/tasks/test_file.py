@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import zstandard
-from tasks.repair_tasks import FAULTY, RIGHT, entry
 
 from etude.errors import TaskError
 from etude.tasks.file import Address, load_licences, load_references, load_tasks, read_header, write_tasks
+from tasks.repair_tasks import FAULTY, RIGHT, entry
 
 
 def written(folder: Path) -> Path:

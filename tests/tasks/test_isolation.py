@@ -39,7 +39,8 @@ def test_a_loop_ends_by_the_count_of_its_lines(prober: Prober) -> None:
 
 
 def test_what_runs_long_in_one_line_ends_too(prober: Prober) -> None:
-    assert texts(prober, "import itertools\ndef f():\n    return sum(itertools.count())\n", "f()", "1") == ["died", "died"]
+    source = "import itertools\ndef f():\n    return sum(itertools.count())\n"
+    assert texts(prober, source, "f()", "1") == ["died", "died"]
 
 
 def test_a_call_that_ends_its_process_takes_only_its_source_with_it(prober: Prober) -> None:
@@ -109,9 +110,14 @@ def test_an_ended_process_is_an_error_not_an_answer() -> None:
     with Prober(hash_seed=1) as prober:
         prober.process.kill()
         prober.process.wait()
-        with pytest.raises(SandboxError, match="ended"):
+
+
+        def ask() -> None:
             for _ in range(1_000):  # the inner process follows its parent within moments
                 prober.run([""], [["1"]], lines=10)
+
+        with pytest.raises(SandboxError, match="ended"):
+            ask()
 
 
 def test_an_observation_is_a_value() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.repair_tasks import FAULTY, entry
-
 from etude.tasks.file import write_tasks
 from etude.tasks.stats import counts
+from tasks.repair_tasks import FAULTY, entry
 
 
 def test_tasks_are_counted_by_split_kind_package_and_length(tmp_path: Path) -> None:
@@ -16,7 +15,8 @@ def test_tasks_are_counted_by_split_kind_package_and_length(tmp_path: Path) -> N
     write_tasks(path, {"train": [entry(), long], "heldout": [entry(prompt="x")]}, {})
     tables = counts(path)
     assert tables["splits"][0] == {
-        "split": "train", "tasks": 2, "functions": 2, "packages": 2, "kinds": 2, "visible checks": 4, "hidden checks": 4,
+        "split": "train", "tasks": 2, "functions": 2, "packages": 2, "kinds": 2, "visible checks": 4,
+        "hidden checks": 4,
     }  # fmt: skip
     assert tables["kinds"] == [
         {"kind": "negation", "train": 1, "heldout": 0}, {"kind": "sibling-call", "train": 1, "heldout": 1}

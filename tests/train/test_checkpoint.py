@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from etude.errors import LostRaceError, RunError, StoreError
+from etude.frames import write_file
 from etude.train.checkpoint import PINNED, Checkpoints
 from etude.types import Manifest, Version
 from etude.weights.manifests import pins
@@ -56,8 +59,12 @@ def test_a_new_incarnation_resumes_where_its_record_says_until_it_has_its_own(tm
     checkpoints, first = Checkpoints(tmp_path / "c", store), Publisher(store, take_incarnation(store))
     named = save(checkpoints, first, 1)
     parent = Version(incarnation=1, n=0, step=1)
+    late = publish(first, 2)
     second = Publisher(store, take_incarnation(store, parent=parent, checkpoint=named))
-    save(checkpoints, first, 2, fence=lambda: None)  # a zombie that has not looked yet
+    shutil.copytree(tmp_path / "c" / named, tmp_path / "c" / "000001-00000002")
+    state = Checkpoints(tmp_path / "c", store).load(named).state
+    zombies = msgspec.structs.replace(state, name="000001-00000002", step=2, version=late.version)
+    write_file(tmp_path / "c" / "000001-00000002" / "state.mp", zombies)  # renamed just before it would have looked
     assert checkpoints.resume_from() == named
     own = save(checkpoints, second, 2)
     assert checkpoints.resume_from() == own

@@ -67,7 +67,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence, version: Version | None) -> None:
-        """Finished, cancelled or failed: its row is free, its context idle. A request that is gone already is ignored."""
+        """Finished, cancelled or failed: its row is free, its context idle. One that is gone already is ignored."""
         request = sequence.request
         if self._requests.get(request.request_id) is not sequence:
             return

@@ -90,7 +90,7 @@ class TorchEngine:
     # The facade: these run in the callers' event loops
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """Errors, before the first token: RequestError, VersionError, OverloadedError. EngineError if the engine dies."""
+        """Errors before the first token: RequestError, VersionError, OverloadedError; at any time: EngineError."""
         limit = check(
             request,
             vocab_size=self._model.vocab_size,

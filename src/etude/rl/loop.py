@@ -26,19 +26,21 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from etude.errors import EngineError, RunError
+from etude.errors import EngineError
 from etude.frames import encode, read_file, write_bytes, write_file
 from etude.killpoints import reach
 from etude.protocols import Engine, Recorder
 from etude.rl.admission import Admission
+from etude.rl.engine_watch import EngineWatch, WatchedTrainer
 from etude.rl.ledger import Ledger
 from etude.rl.recipe import BudgetRecipe, RLRecipe
+from etude.rl.replay import ReplayedTrainer, replay
 from etude.rl.rows import BusyClock, step_row
 from etude.rl.run_folder import RunFolder, digest
 from etude.rl.samples import to_samples, versions_of
+from etude.rl.watchdog import watch
 from etude.types import Batch, Group, Task
 
 
@@ -48,15 +50,9 @@ class GroupRunner(Protocol):
     async def run_group(self, key: str, task: Task, size: int, *, min_step: int) -> Group: ...
 
 
-class StepTrainer(Protocol):
+class StepTrainer(WatchedTrainer, ReplayedTrainer, Protocol):
     """`rl.trainer_handle.ManagedTrainer`, as the loop sees it."""
 
-    @property
-    def step(self) -> int: ...
-    @property
-    def incarnation(self) -> int: ...
-    async def train(self, batch: Path, step: int) -> dict[str, float]: ...
-    async def revive(self) -> None: ...
     async def survivors(self) -> Callable[[int, int], bool]: ...
 
 
@@ -90,9 +86,8 @@ class Loop:
         self._admission = Admission(groups_per_step=recipe.groups_per_step, max_staleness=recipe.max_staleness)
         self._running: dict[str, _Running] = {}
         self._changed = asyncio.Event()
-        self._engine_step: int | None = None
+        self._watch = EngineWatch(engine, trainer, recorder, changed=self._changed.set)
         self._epoch_over = False
-        self._catching_up = False
         self._failure: BaseException | None = None
         self._waiting_for = "start"
         self._watchdog_s = watchdog_s
@@ -101,7 +96,13 @@ class Loop:
     async def run(self) -> int:
         """Train until the budget or the epoch ends; returns the last step. Cancel it to stop early: nothing is lost."""
         await self._catch_up()
-        helpers = [asyncio.create_task(job()) for job in (self._watch_engine, self._admit, self._watchdog)]
+        watchdog = watch(
+            self._recorder,
+            after_s=self._watchdog_s,
+            step=lambda: self._trainer.step,
+            waiting_for=lambda: self._waiting_for,
+        )
+        helpers = [asyncio.create_task(job) for job in (self._watch.run(), self._admit(), watchdog)]
         learning = asyncio.create_task(self._learn())
         try:
             done, _ = await asyncio.wait({learning, *helpers}, return_when=asyncio.FIRST_COMPLETED)
@@ -118,7 +119,7 @@ class Loop:
         while True:
             counts = self._ledger.counts()
             admitted = sum(counts.get(state, 0) for state in ("running", "scored", "batched", "abandoned"))
-            step = self._engine_step
+            step = self._watch.step
             if step is not None and self._admission.may_start(
                 admitted=admitted, abandoned=counts.get("abandoned", 0), engine_step=step
             ):
@@ -151,20 +152,6 @@ class Loop:
             self._failure = error
             self._changed.set()
 
-    async def _watch_engine(self) -> None:
-        """Follow the engines' step; versions of a trainer that died do not count."""
-        while True:
-            try:
-                version = (await self._engine.stats()).version
-            except EngineError:
-                version = None
-            alive = version is not None and version.incarnation == self._trainer.incarnation
-            step = version.step if alive and version is not None and not self._catching_up else None
-            if step != self._engine_step:
-                self._engine_step = step
-                self._changed.set()
-            await asyncio.sleep(0.03)
-
     # Learning
 
     async def _learn(self) -> int:
@@ -179,6 +166,7 @@ class Loop:
                 ),
                 seed=self._recipe.seed,
             )
+            self._watch.sample = batch.samples[0] if batch.samples else None
             data = encode(batch)
             await asyncio.to_thread(write_bytes, self._folder.batch(batch.step), data)
             reach("batch-written")
@@ -235,32 +223,14 @@ class Loop:
                 return await self._catch_up()
 
     async def _catch_up(self) -> dict[str, float]:
-        """Replay the batches after the trainer's step, as stored; then put back what a dead version sampled.
-
-        Errors: RunError if a batch file is not what the ledger says.
-        """
-        row: dict[str, float] = {}
-        self._catching_up, self._engine_step = True, None
-        for _ in range(3):
-            try:
-                for batch in self._ledger.batches():
-                    if batch.step <= self._trainer.step:
-                        continue
-                    path = self._folder.batch(batch.step)
-                    if not path.is_file() or digest(path.read_bytes()) != batch.digest:
-                        raise RunError(f"{path} is not the batch that the ledger names", hint="restore it from a copy")
-                    row = await self._trainer.train(path, batch.step)
-                break
-            except EngineError:
-                await self._trainer.revive()
-        else:
-            log = self._folder.log("trainer")
-            raise RunError("the trainer died three times on the same batches", hint=f"see {log}")
+        """Replay the batches after the trainer's step; then put back what a dead version sampled."""
+        self._watch.pause()
+        row = await replay(self._ledger, self._folder, self._trainer)
         await self._drop_running()
         back = self._ledger.recover(await self._trainer.survivors())
         if back:
             self._recorder.record("recovered", {"prompts": back})
-        self._catching_up = False
+        self._watch.go_on()
         return row
 
     # Ending, waiting, and saying for whom
@@ -292,16 +262,4 @@ class Loop:
             seconds = time.monotonic() - oldest[1].since
             ready_of = f"{ready} of {self._recipe.groups_per_step} groups are ready"
             return f"group {oldest[0][:8]}, running for {seconds:.0f} s ({ready_of})"
-        return "the engine's first version" if self._engine_step is None else "admission"
-
-    async def _watchdog(self) -> None:
-        """Say whom everything waits for when a step takes too long."""
-        step, since = -1, time.monotonic()
-        while True:
-            await asyncio.sleep(min(1.0, self._watchdog_s / 4))
-            if self._trainer.step != step:
-                step, since = self._trainer.step, time.monotonic()
-            elif time.monotonic() - since > self._watchdog_s:
-                row = {"step": step, "waiting_for": self._waiting_for, "seconds": time.monotonic() - since}
-                self._recorder.record("watchdog", row)
-                since = time.monotonic()
+        return "the engine's first version" if self._watch.step is None else "admission"

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from etude.rl.processes import Workers
-from etude.train.client import TrainerClient, TrainerState
-from etude.types import Version
+from etude.train.client import Scored, TrainerClient, TrainerState
+from etude.types import Sample, Version
 from etude.weights.manifests import lineage
 from etude.weights.store import Store
 
@@ -61,6 +61,11 @@ class ManagedTrainer:
         row = await self._client.step(batch)
         self._state = await self._client.state()
         return row
+
+    async def score(self, sample: Sample) -> Scored:
+        """Teacher-forced log-probs under the weights as they are. Errors: EngineError if the process is gone."""
+        assert self._client is not None, "start() comes first"
+        return await self._client.score(sample)
 
     async def finish(self) -> TrainerState:
         """Wait until the newest step is published and checkpointed."""

@@ -109,7 +109,7 @@ class Channel:
     @property
     def is_open(self) -> bool:
         """False if the sandbox is gone."""
-        if self._why_closed is not None:
+        if self._why_closed is not None or not self._machine_is_alive():
             return False
         try:
             return self._host.recv(1, socket.MSG_PEEK) != b""

@@ -15,7 +15,6 @@ import io
 import os
 import resource
 import sys
-import traceback
 import types
 from typing import NoReturn
 
@@ -122,7 +121,7 @@ def _execute_source(source: bytes) -> int:
         return _exit_code(stop)
     except BaseException as error:  # foreign code may raise anything: it is reported, as the interpreter does
         trace = error.__traceback__
-        traceback.print_exception(type(error), error, trace.tb_next if trace else None)
+        sys.excepthook(type(error), error, trace.tb_next if trace else None)
         return 1
     return 0
 

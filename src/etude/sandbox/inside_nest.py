@@ -26,13 +26,9 @@ import struct
 from etude.sandbox import inside_child, inside_zygote
 from etude.sandbox.inside_zygote import Config
 
-WARM = (
-    "abc ast base64 bisect calendar collections copy csv dataclasses datetime decimal difflib enum fractions functools "
-    "hashlib heapq html inspect io itertools keyword math numbers operator pathlib pprint re shlex string struct "
-    "textwrap time traceback types typing unicodedata urllib.parse weakref"
-)
-"""What the programs inside are likely to import, loaded once and shared by all. Not `random` and `threading`, nor what
-imports them: they repair themselves after every fork, which costs more than most runs."""
+WARM = "bisect collections copy datetime functools heapq itertools json math operator re string struct typing"
+"""What the programs inside are likely to import, loaded once and shared by all. Every page of it is a cost to every
+fork, so only what is small or frequent; not `random` and `threading`, which repair themselves after every fork."""
 
 _CLONE = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 """New mount, uts, ipc, user, pid and network namespace."""

@@ -21,8 +21,7 @@ import signal
 import socket
 import struct
 import time
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from etude.sandbox import inside_child
 from etude.sandbox.inside_files import Workspace, encode_error
@@ -35,8 +34,7 @@ _WATCH_S = 0.25
 _WATCH_MEMORY_S = 0.05
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):  # a dataclass would load `inspect`, and forks pay for memory
     """What the host tells the nest once. The same for all of its sandboxes."""
 
     disk_bytes: int

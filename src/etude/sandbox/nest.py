@@ -17,7 +17,6 @@ import os
 import socket
 import struct
 import sys
-from dataclasses import asdict
 
 from etude.errors import SandboxError
 from etude.sandbox import limits, seccomp, tree
@@ -25,6 +24,8 @@ from etude.sandbox.channel import Channel, first_words, make_socket, send_end
 from etude.sandbox.inside_zygote import Config
 from etude.sandbox.recipe import SandboxRecipe
 
+_NUMBERS = itertools.count()
+"""Of sandboxes: names of groups must not meet those of another pool of this process."""
 START_S = 60.0
 """For a start that takes a fraction of a second on an idle machine."""
 _BASE_MEMORY = 16 << 20
@@ -38,7 +39,6 @@ class Nest:
         self._recipe = recipe
         self._python = python
         self._groups = groups
-        self._numbers = itertools.count()
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
         self._log = bytearray()
@@ -91,7 +91,7 @@ class Nest:
                 os.close(handle)
 
     async def _greet(self, control: socket.socket, rules: bytes) -> bool:
-        header = json.dumps(asdict(self._config())).encode()
+        header = json.dumps(self._config()._asdict()).encode()
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(START_S):
@@ -126,7 +126,7 @@ class Nest:
         """A sandbox that nobody has used. Errors: SandboxError."""
         if self._control is None or not self.is_alive():
             raise SandboxError("no sandbox can be started", cause=self._last_words() or "the nest has ended")
-        number = next(self._numbers)
+        number = next(_NUMBERS)
         host, inside = make_socket()
         try:
             send_end(self._control, inside)

@@ -26,6 +26,7 @@ from etude.sandbox.recipe import SandboxRecipe
 
 _AT_ONCE = 4
 """Sandboxes that are being started at the same time."""
+_TRIES = 3
 _DESCRIPTORS = 2
 """That the host holds open for each sandbox."""
 
@@ -68,13 +69,19 @@ class NamespacePool:
 
         Errors: SandboxError; OSError for a path that leads out of the workspace or text that its disk cannot hold.
         """
-        sandbox = await self._take()
-        try:
-            await sandbox.put({path: text.encode() for path, text in files.items()})
-        except BaseException:
-            await sandbox.close()
-            raise
-        return sandbox
+        contents = {path: text.encode() for path, text in files.items()}
+        for _ in range(_TRIES):
+            sandbox = await self._take()
+            try:
+                await sandbox.put(contents)
+                return sandbox
+            except SandboxError as error:  # it died before anyone used it: the machine's fault
+                await sandbox.close()
+                died = error
+            except BaseException:
+                await sandbox.close()
+                raise
+        raise SandboxError(f"{_TRIES} fresh sandboxes died one after the other", cause=died.cause) from died
 
     async def restore(self, snapshot: Snapshot) -> NamespaceSandbox:
         """A sandbox with a saved workspace. Errors: SandboxError, StoreError if the snapshot's file is gone or cut."""

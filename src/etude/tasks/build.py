@@ -197,7 +197,7 @@ def _ordered(
     told.sort(key=lambda item: item[1].passes == 0)
     kinds: Counter[str] = Counter()
     lines: Counter[int] = Counter()
-    ordered = []
+    ordered: list[tuple[mutate.Mutation, checks.Verdict]] = []
     while told and len(ordered) < 2 * limit:
         best = min(told, key=lambda item: (kinds[item[0].kind], item[1].passes == 0, lines[item[0].line]))
         told.remove(best)

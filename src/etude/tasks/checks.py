@@ -33,16 +33,21 @@ MAX_POOL = 28
 MIN_POOL = 9
 """Two visible checks and six hidden ones must be left, and one may be lost to the second run."""
 MAX_RAISING_SHARE = 0.25
-MAX_COMMON_SHARE = 0.75
-"""Of the pool that may give one and the same value."""
+MAX_COMMON_SHARE = 0.7
+"""Of the pool that may give one and the same value; more such calls are dropped."""
 _FOREIGN_ERRORS = frozenset(
     f"raises {name}"
-    for name in ("TypeError", "AttributeError", "NameError", "UnboundLocalError", "RecursionError", "MemoryError",
-                 "AssertionError", "SyntaxError", "SystemExit", "KeyboardInterrupt", "ImportError", "OSError",
-                 "ModuleNotFoundError", "FileNotFoundError", "SystemError", "NotImplementedError", "PermissionError")
+    for name in (
+        "TypeError", "AttributeError", "NameError", "UnboundLocalError", "RecursionError", "MemoryError",
+        "AssertionError", "SyntaxError", "SystemExit", "KeyboardInterrupt", "ImportError", "OSError",
+        "ModuleNotFoundError", "FileNotFoundError", "SystemError", "NotImplementedError", "PermissionError",
+    )
 )  # fmt: skip
 """What a call raises when its arguments are of the wrong kind, or when the machine has a say."""
-_WRAPPERS = {"iterator": "[x for x, _ in zip({}, range(9))]"}
+_ARGUMENTS = (
+    "1", "'abc'", "2, 3", "[3, 1]", "", "'a', 'b'", "5", "{'a': 1}", "lambda x: x", "0", "'X y'", "[]", "-2.5",
+)  # fmt: skip
+"""Tried on functions that a function returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +85,12 @@ def gather(
     if sum(not _raises(probe) for probe in found) < MIN_POOL - 2:
         return Rejected(reason="inputs")
     pool = _diverse(found, rng)
-    if len(pool) < MIN_POOL:
-        return Rejected(reason="few")
+    if len(pool) < MIN_POOL or len({probe.expected for probe in pool if not _raises(probe)}) < 2:
+        return Rejected(reason="trivial")
     for prober in probers[1:]:
         again = prober.run([module], [[probe.call for probe in reversed(pool)]], lines=FAULTY_LINES, fresh=True)
         if [entry.text for entry in reversed(again[0])] != [probe.expected for probe in pool]:
             return Rejected(reason="unstable")
-    values = Counter(probe.expected for probe in pool if not _raises(probe))
-    if len(values) < 2 or values.most_common(1)[0][1] > MAX_COMMON_SHARE * len(pool):
-        return Rejected(reason="trivial")
     rng.shuffle(pool)
     return tuple(pool)
 
@@ -121,7 +123,7 @@ def _search(search: Search, module: str, prober: Prober) -> list[Probe]:
             seen_arcs |= seen.arcs
             seen_texts.add(seen.text)
             if seen.wrap:
-                wrapped.append((candidate, _WRAPPERS.get(seen.wrap, seen.wrap + "({})").format(candidate.call)))
+                wrapped.append((candidate, _wrapped(candidate.call, seen.wrap, search.rng)))
             elif seen.text == "None" and candidate.in_place:
                 in_place.append((candidate, candidate.in_place))
             else:
@@ -136,6 +138,13 @@ def _search(search: Search, module: str, prober: Prober) -> list[Probe]:
             for (candidate, call), seen in results:
                 _keep(found, candidate, call, seen)
     return list(found.values())
+
+
+def _wrapped(call: str, wrap: str, rng: random.Random) -> str:
+    """An expression for plain data out of the call's value."""
+    if wrap == "iterator":
+        return f"[x for x, _ in zip({call}, range(9))]"
+    return f"{call}({rng.choice(_ARGUMENTS)})" if wrap == "call" else f"{wrap}({call})"
 
 
 def _keep(found: dict[str, Probe], candidate: Candidate, call: str, seen: Observed) -> None:
@@ -165,6 +174,10 @@ def _diverse(found: Sequence[Probe], rng: random.Random) -> list[Probe]:
         chosen.append(best)
         arcs |= best.arcs
         texts[best.expected] += 1
+    common, count = texts.most_common(1)[0]
+    spare = count - int(MAX_COMMON_SHARE / (1 - MAX_COMMON_SHARE) * (len(chosen) - count))
+    for probe in [probe for probe in reversed(chosen) if probe.expected == common][: max(0, spare)]:
+        chosen.remove(probe)
     return chosen
 
 

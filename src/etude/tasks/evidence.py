@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 KINDS = (
-    "int", "float", "bool", "none", "str", "char", "word", "ident", "numeral", "path", "url", "fields", "text", "date",
-    "symbols", "bytes", "ints", "floats", "strs", "mixed", "nested", "matrix", "pairs", "dicts", "int_tuple", "str_tuple",
-    "int_set", "str_set", "counts", "names", "tree", "callable", "type", "regex", "object", "moment", "iterator",
+    "int", "float", "bool", "none", "str", "char", "word", "ident", "numeral", "path", "url", "fields", "text",
+    "date", "symbols", "bytes", "ints", "floats", "strs", "mixed", "nested", "matrix", "pairs", "dicts",
+    "int_tuple", "str_tuple", "int_set", "str_set", "counts", "names", "tree", "callable", "type", "regex",
+    "object", "moment", "iterator",
 )  # fmt: skip
 """Kinds of values; `inputs` has a generator for each."""
 STRS = ("str", "char", "word", "ident", "numeral", "path", "url", "fields", "text", "date", "symbols")
@@ -29,21 +30,26 @@ SEQUENCES = ("str", "word", "ints", "strs", "mixed", "nested", "pairs", *TUPLES)
 ITERABLES = (*SEQUENCES, *SETS, "counts", "names", "iterator")
 
 PRIOR: Mapping[str, float] = dict.fromkeys(KINDS, 0.1) | {
-    "int": 2.0, "str": 1.5, "word": 1.0, "ints": 1.0, "strs": 0.7, "float": 0.5, "counts": 0.4, "mixed": 0.3, "none": 0.15,
-    "pairs": 0.3, "int_tuple": 0.3, "callable": 0.2,
+    "int": 2.0, "str": 1.5, "word": 1.0, "ints": 1.0, "strs": 0.7, "float": 0.5, "counts": 0.4, "mixed": 0.3,
+    "none": 0.15, "pairs": 0.3, "int_tuple": 0.3, "callable": 0.2,
 }  # fmt: skip
 _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "str": STRS, "int": ("int",), "float": ("float", "int"), "bool": ("bool",), "bytes": ("bytes",), "list": LISTS,
     "tuple": TUPLES, "set": SETS, "frozenset": SETS, "dict": DICTS, "complex": ("float",), "type": ("type",),
     "bytearray": ("bytes",), "NoneType": ("none",),
 }  # fmt: skip
-_TYPES = {"str": str, "list": list, "dict": dict, "set": set, "bytes": bytes, "tuple": tuple, "int": int, "float": float}
+_TYPES: dict[str, type] = {
+    "str": str, "list": list, "dict": dict, "set": set, "bytes": bytes, "tuple": tuple, "int": int, "float": float,
+}  # fmt: skip
 _METHODS: dict[str, list[str]] = defaultdict(list)
 for _name, _type in _TYPES.items():
     for _method in dir(_type):
         if not _method.startswith("_"):
             _METHODS[_method].append(_name)
-_MOMENT = frozenset("year month day hour minute second weekday isoweekday toordinal strftime isoformat timetuple".split())
+_MOMENT = {
+    "year", "month", "day", "hour", "minute", "second", "weekday", "isoweekday", "toordinal", "strftime", "isoformat",
+    "timetuple",
+}  # fmt: skip
 _REGEX = frozenset(["match", "fullmatch", "search", "finditer", "findall", "sub", "subn", "pattern"])
 _NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"^(s|st|string|text|txt|line|content|sentence|message|msg|title|doc|src|source|html|raw)\d?$", ("str", "text")),
@@ -56,7 +62,8 @@ _NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"^(pattern|regex|regexp|pat)$", ("symbols", "regex")),
     (r"^(i|j|k|n|m|num|number|count|size|length|width|height|index|idx|pos|offset|start|stop|end|step|limit|depth)\d?$",
      ("int",)),
-    (r"^(year|month|day|hours?|minutes?|seconds?|days|level|order|base|rank|bits|port|code|digits|precision)$", ("int",)),
+    (r"^(year|month|day|hours?|minutes?|seconds?|days|level|order|base|rank|bits|port|code|digits|precision)$",
+     ("int",)),
     (r"^(max|min)_?\w*$|_(len|size|count|index|id)$|^n_", ("int",)),
     (r"^(x|y|z|a|b|p|q|r|val|value|t|alpha|theta|angle|ratio|scale|factor|tol|eps|rate|weight)\d?$", ("int", "float")),
     (r"^(seq|sequence|items|iterable|it|lst|l|xs|array|arr|elements|values|coll|collection|data|list\w*|nums|numbers)\d?$",
@@ -64,7 +71,8 @@ _NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"^(words|lines|names|tokens|parts|args|argv|strings|strs|keys|fields|cols|columns|labels)$", ("strs",)),
     (r"^(matrix|grid|rows|table|board|mat)$", ("matrix",)),
     (r"^(pairs|edges|intervals|ranges|points|tuples)$", ("pairs",)),
-    (r"^(d|dct|dict\w*|mapping|map|kwargs|attrs|options|opts|params|config|headers|obj|counts)\d?$|_dict$|_map$", DICTS),
+    (r"^(d|dct|dict\w*|mapping|map|kwargs|attrs|options|opts|params|config|headers|obj|counts)\d?$|_dict$|_map$",
+     DICTS),
     (r"^(f|func|function|fn|pred|predicate|key|callback|callable|mapper|transform|op|cmp)\d?$", ("callable",)),
     (r"^(set|s[12]|seen)$|_set$", SETS),
     (r"^(is|has|use|allow|strict|reverse|ignore|include|keep|skip|with|no)_|^(strict|reverse|verbose|inplace|flag)$",
@@ -76,9 +84,10 @@ _NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"^(point|pos|size|shape|coord|vec|vector|v|color|colour|rgb|interval|version)\d?$", ("int_tuple", "ints")),
 )  # fmt: skip
 _NUMERIC_CALLS = frozenset(["abs", "round", "chr", "range", "divmod", "pow", "bin", "hex", "int", "float"])
-_ITERATING_CALLS = frozenset(
-    "sorted sum min max enumerate zip map filter list tuple set frozenset reversed any all iter dict len".split()
-)
+_ITERATING_CALLS = {
+    "sorted", "sum", "min", "max", "enumerate", "zip", "map", "filter", "list", "tuple", "set", "frozenset",
+    "reversed", "any", "all", "iter", "dict", "len",
+}  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -169,8 +178,10 @@ def _parameter(name: str, style: str, default: ast.expr | None) -> Parameter:
         hints.add(_BY_TYPE.get(type(default.value).__name__, ()), 8.0)
     elif isinstance(default, ast.Tuple | ast.List | ast.Dict):
         hints.add(_BY_TYPE[type(default).__name__.lower()], 6.0)
+    elif isinstance(default, ast.Name) and default.id in _TYPES:
+        hints.add(("type",), 6.0)
     elif isinstance(default, ast.Name | ast.Lambda):
-        hints.add(("type",) if getattr(default, "id", "") in _TYPES else ("callable",), 6.0)
+        hints.add(("callable",), 6.0)
     elif isinstance(default, ast.Constant):
         hints.add(("none",), 1.0)
     return Parameter(name=name, style=style, optional=default is not None, hints=hints)

@@ -1,6 +1,6 @@
 """Task files: one zstandard-compressed file with tasks by split, their reference solutions and licence texts.
 
-    first line   JSON: {"kind": "etude tasks", "format": 1, "digest": ..., "sections": [{name, count, nbytes, digest}]}
+    first line   JSON: {"kind": "etude tasks", "format": 1, "digest": ..., "sections": [{name, count, nbytes, ...}]}
     then         the sections' bytes, one after the other: `train`, `heldout`, ... (msgpack arrays of entries), `licences`
 
 A task and its reference lie side by side, but only `load_references` hands references out: whoever runs an episode

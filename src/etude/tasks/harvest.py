@@ -11,12 +11,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import re
 import symtable
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -110,11 +112,11 @@ def read_module(text: str, *, module: str, package: Package) -> Iterator[Functio
     strip(tree.body)
     scope = Module(tree)
     for qualname, node, free in found:
-        if sum(1 for _ in statements(node.body)) >= MAX_LINES:
+        if sum(1 for _ in islice(statements(node.body), MAX_LINES)) == MAX_LINES:
             continue
         node, source, prelude = _form(node, free, scope)
-        local = _local_names(source)
-        if local is None or not _fits(source, prelude is not None):
+        local = _local_names(source) if _fits(source, prelude is not None) else None
+        if local is None:
             continue
         yield Function(
             package=package.name, version=package.version, licence=package.licence, module=module, qualname=qualname,
@@ -132,13 +134,14 @@ def _fits(source: str, callable: bool) -> bool:
 
 def _form(node: _Definition, free: bool, scope: Module) -> tuple[_Definition, str, str | None]:
     """(node, source, prelude): a method without use for its instance as a function, where that can be called."""
-    bare = node if free else _without_self(node)
-    if bare is not None:
-        source = unparse(bare)
-        prelude = _prelude(bare, source, scope)
+    source = unparse(node)
+    bare = node if free else _without_self(node, source)
+    if bare is not None and _fits(source, True):
+        alone = source if free else unparse(bare)
+        prelude = _prelude(bare, alone, scope)
         if prelude is not None:
-            return bare, source, prelude
-    return node, unparse(node), None
+            return bare, alone, prelude
+    return node, source, None
 
 
 def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, _Definition]]:
@@ -167,13 +170,11 @@ def _is_stub(node: _Definition) -> bool:
     return False
 
 
-def _without_self(method: _Definition) -> _Definition | None:
+def _without_self(method: _Definition, source: str) -> _Definition | None:
     """A method that never looks at its instance, as a function; None for any other."""
     first, *rest = method.args.args or [ast.arg("")]
     special = method.args.posonlyargs or len(method.args.defaults) > len(rest) or method.name.startswith("__")
-    if special or not rest:
-        return None
-    if any(isinstance(child, ast.Name) and child.id in (first.arg, "super", "__class__") for child in ast.walk(method)):
+    if special or not rest or len(re.findall(rf"\b(?:{first.arg}|super|__class__)\b", source)) > 1:
         return None
     function = copy(method)
     function.args = copy(method.args)

@@ -9,6 +9,7 @@ What it does not do: run anything.
 
 from __future__ import annotations
 
+import ast
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,40 +17,66 @@ from dataclasses import dataclass, replace
 from etude.tasks.evidence import KINDS, Evidence, Hints, Parameter
 
 MAX_CALL_CHARS = 120
-_WORDS = ("abc", "hello", "Spam", "x", "foo", "bar", "alpha", "Zed", "key", "b", "data", "test", "level", "aab", "MIXED")
+_WORDS = (
+    "abc", "hello", "Spam", "x", "foo", "bar", "alpha", "Zed", "key", "b", "data", "test", "level", "aab", "MIXED",
+)  # fmt: skip
 _POOLS: dict[str, tuple[str, ...]] = {
     "char": ("a", "b", "Z", "0", "7", " ", ",", "-", "_", ".", "/", ":", "\n", "é", "'", "#", "="),
     "word": _WORDS,
-    "ident": ("foo_bar", "fooBar", "FooBar", "HTTPServer", "__init__", "x1", "_private", "some-name", "a_b_c", "getValue"),
-    "numeral": ("12", "-3", "3.14", "0x1f", "007", "1e5", "1,234", "0", "99%", "+7", "1010", "XIV", "ff", "12kB", "4/5"),
-    "path": ("a/b/c.txt", "/usr/lib", "../x", "foo.tar.gz", "file.py", ".", "/", "dir/", "C:\\dir\\f.txt", ".hidden", "a//b",
-             "b.TXT", "~/x"),
-    "url": ("http://example.com/a?b=1#c", "user@host.org", "example.com:8080", "https://a.b.co/", "127.0.0.1", "::1",
-            "ftp://u:p@h:21/x", "localhost", "a=1&b=2", "www.x.org/p%20q", "[::1]:80"),
-    "fields": ("a,b,c", "k=v", "k=v; x=y", "a: b", "[1, 2]", "(a)", '{"a": 1}', "<b>x</b>", '"q"', "it's", "a|b|c", "1-5,8",
-               "x = 3 # c", "f(a, b)", "a;b;;c", "(1+2)*3", "%s and %d", "{name}", "$x", "1.2.3", "v2.0.1rc1", "a=b=c"),
-    "text": ("a\nb\n", "line1\n  line2\n\nline3", "  padded  ", "tab\tsep", "one\r\ntwo", "Hello World", "\n", "",
-             "The quick brown fox", "x  y   z", "    indented\n    code", "foo bar baz foo", "A man, a plan", "Mr. O'Neil"),
-    "date": ("2024-02-29", "12:34:56", "2020-01-01T00:00:00Z", "20240131", "Jan 5 2021", "1h30m", "05/06/07", "+02:00",
-             "1:05", "P3DT4H"),
-    "symbols": ("a+", "[a-z]+", "^x$", "(\\d+)", "*.txt", "a?c", ".", "#ff0000", "abc123", "!?", "...", "--flag", "0101",
-                "ACGT", "aaab", "[!a]*", "ff00aa", "#abc", "naïve", "ß", "日本", "-", "@", "I"),
+    "ident": (
+        "foo_bar", "fooBar", "FooBar", "HTTPServer", "__init__", "x1", "_private", "some-name", "a_b_c", "getValue",
+    ),
+    "numeral": (
+        "12", "-3", "3.14", "0x1f", "007", "1e5", "1,234", "0", "99%", "+7", "1010", "XIV", "ff", "12kB", "4/5",
+    ),
+    "path": (
+        "a/b/c.txt", "/usr/lib", "../x", "foo.tar.gz", "file.py", ".", "/", "dir/", "C:\\dir\\f.txt", ".hidden",
+        "a//b", "b.TXT", "~/x",
+    ),
+    "url": (
+        "http://example.com/a?b=1#c", "user@host.org", "example.com:8080", "https://a.b.co/", "127.0.0.1", "::1",
+        "ftp://u:p@h:21/x", "localhost", "a=1&b=2", "www.x.org/p%20q", "[::1]:80",
+    ),
+    "fields": (
+        "a,b,c", "k=v", "k=v; x=y", "a: b", "[1, 2]", "(a)", '{"a": 1}', "<b>x</b>", '"q"', "it's", "a|b|c",
+        "1-5,8", "x = 3 # c", "f(a, b)", "a;b;;c", "(1+2)*3", "%s and %d", "{name}", "$x", "1.2.3", "v2.0.1rc1",
+        "a=b=c",
+    ),
+    "text": (
+        "a\nb\n", "line1\n  line2\n\nline3", "  padded  ", "tab\tsep", "one\r\ntwo", "Hello World", "\n", "",
+        "The quick brown fox", "x  y   z", "    indented\n    code", "foo bar baz foo", "A man, a plan",
+        "Mr. O'Neil",
+    ),
+    "date": (
+        "2024-02-29", "12:34:56", "2020-01-01T00:00:00Z", "20240131", "Jan 5 2021", "1h30m", "05/06/07", "+02:00",
+        "1:05", "P3DT4H",
+    ),
+    "symbols": (
+        "a+", "[a-z]+", "^x$", "(\\d+)", "*.txt", "a?c", ".", "#ff0000", "abc123", "!?", "...", "--flag", "0101",
+        "ACGT", "aaab", "[!a]*", "ff00aa", "#abc", "naïve", "ß", "日本", "-", "@", "I",
+    ),
 }  # fmt: skip
-_INTS = (0, 1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 17, 25, 31, 60, 64, 100, 128, 255, 360, 1000, 2024, 65536, -1, -2, -5, -10, -17)
+_INTS = (
+    0, 1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 17, 25, 31, 60, 64, 100, 128, 255, 360, 1000, 2024, 65536, -1, -2, -5, -10,
+    -17,
+)  # fmt: skip
 _FLOATS = (0.0, 0.5, 1.0, 1.5, -2.25, 3.14159, 10.0, 0.001, 100.5, -0.75, 2.0, 1e6, 0.1, 45.0, 7.25)
-_BYTES = ("b''", "b'abc'", "b'a,b\\n'", "b'\\x00\\xff'", "b'hello world'", "b'\\x01\\x02\\x03\\x04'", "b'0123456789abcdef'")
+_BYTES = (
+    "b''", "b'abc'", "b'a,b\\n'", "b'\\x00\\xff'", "b'hello world'", "b'\\x01\\x02\\x03\\x04'",
+    "b'0123456789abcdef'",
+)  # fmt: skip
 _CALLABLES = (
-    "len", "abs", "str", "int", "bool", "str.upper", "lambda x: x", "lambda x: x * 2", "lambda x: x > 1", "max", "sum",
-    "lambda x, y: x + y", "lambda *a: a", "lambda x: x % 2", "str.isdigit", "lambda *a, **k: (a, k)", "lambda: 3",
-    "lambda x: -x", "lambda x, y: x < y", "lambda x: x == 2", "bool", "repr", "lambda x, y: (x > y) - (x < y)",
-    "lambda x: x[0]", "lambda x, y: x * y",
+    "len", "abs", "str", "int", "bool", "str.upper", "lambda x: x", "lambda x: x * 2", "lambda x: x > 1", "max",
+    "sum", "lambda x, y: x + y", "lambda *a: a", "lambda x: x % 2", "str.isdigit", "lambda *a, **k: (a, k)",
+    "lambda: 3", "lambda x: -x", "lambda x, y: x < y", "lambda x: x == 2", "bool", "repr",
+    "lambda x, y: (x > y) - (x < y)", "lambda x: x[0]", "lambda x, y: x * y",
 )  # fmt: skip
 _TYPES = ("int", "str", "list", "dict", "float", "tuple", "set", "bool", "ValueError", "object", "type(None)", "bytes")
 _REGEXES = ("a+", "[a-z]+", "(\\d+)", "^x", "\\s+", "(a)|(b)", "[,;]", "\\w+")
 _MOMENTS = (
-    "date(2024, 2, 29)", "date(2023, 12, 31)", "date(1999, 1, 1)", "datetime(2024, 3, 5, 14, 7, 9)", "date(2021, 7, 15)",
-    "datetime(2020, 12, 31, 23, 59, 59)", "datetime(2000, 1, 1)", "time(9, 5)", "timedelta(days=3, seconds=61)",
-    "timedelta(hours=-5)", "datetime(2022, 11, 6, 1, 30, 0, 250)",
+    "date(2024, 2, 29)", "date(2023, 12, 31)", "date(1999, 1, 1)", "datetime(2024, 3, 5, 14, 7, 9)",
+    "date(2021, 7, 15)", "datetime(2020, 12, 31, 23, 59, 59)", "datetime(2000, 1, 1)", "time(9, 5)",
+    "timedelta(days=3, seconds=61)", "timedelta(hours=-5)", "datetime(2022, 11, 6, 1, 30, 0, 250)",
 )  # fmt: skip
 
 
@@ -61,25 +88,35 @@ class Values:
         self.strings = evidence.strings
         self.integers = evidence.integers
         self.makers: dict[str, Callable[[Hints], str]] = {
-            "int": lambda h: repr(self.integer()), "float": lambda h: repr(self.real()), "str": lambda h: repr(self.string()),
-            "bool": lambda h: rng.choice(("True", "False")), "none": lambda h: "None", "bytes": lambda h: rng.choice(_BYTES),
-            "ints": lambda h: self.many(lambda: repr(self.integer()), h), "floats": lambda h: self.many(
-                lambda: repr(self.real()), h), "strs": lambda h: self.many(lambda: repr(self.string(short=True)), h),
-            "mixed": lambda h: self.many(lambda: self.scalar(h), h), "nested": lambda h: self.nested(2),
-            "matrix": self.matrix, "pairs": lambda h: self.many(lambda: self.pair(h), h),
+            "int": lambda h: repr(self.integer()),
+            "float": lambda h: repr(self.real()),
+            "str": lambda h: repr(self.string()),
+            "bool": lambda h: rng.choice(("True", "False")),
+            "none": lambda h: "None",
+            "bytes": lambda h: rng.choice(_BYTES),
+            "ints": lambda h: self.many(lambda: repr(self.integer()), h),
+            "floats": lambda h: self.many(lambda: repr(self.real()), h),
+            "strs": lambda h: self.many(lambda: repr(self.string(short=True)), h),
+            "mixed": lambda h: self.many(lambda: self.scalar(h), h),
+            "nested": lambda h: self.nested(2),
+            "matrix": self.matrix,
+            "pairs": lambda h: self.many(lambda: self.pair(h), h),
             "dicts": lambda h: self.many(lambda: self.mapping(h.element or h, "mixed"), h, most=3),
             "int_tuple": lambda h: self.many(lambda: repr(self.integer()), h, "tuple"),
             "str_tuple": lambda h: self.many(lambda: repr(self.string(short=True)), h, "tuple"),
             "int_set": lambda h: self.many(lambda: repr(self.integer()), h, "set"),
             # One element: the order of strings in a set differs from process to process.
             "str_set": lambda h: self.many(lambda: repr(self.string(short=True)), h, "set", 1),
-            "counts": lambda h: self.mapping(h, "int"), "names": lambda h: self.mapping(h, "str"),
-            "tree": lambda h: self.mapping(h, "mixed"), "callable": lambda h: rng.choice(_CALLABLES),
-            "type": lambda h: rng.choice(_TYPES), "object": self.object,
+            "counts": lambda h: self.mapping(h, "int"),
+            "names": lambda h: self.mapping(h, "str"),
+            "tree": lambda h: self.mapping(h, "mixed"),
+            "callable": lambda h: rng.choice(_CALLABLES),
+            "type": lambda h: rng.choice(_TYPES),
+            "object": self.object,
             "regex": lambda h: f"__import__('re').compile({rng.choice(_REGEXES)!r})",
             "moment": lambda h: f"__import__('datetime').{rng.choice(_MOMENTS)}",
             "iterator": lambda h: f"iter({self.many(lambda: self.scalar(h), h)})",
-        }  # fmt: skip
+        }
         for kind, pool in _POOLS.items():
             self.makers[kind] = lambda h, pool=pool: repr(self.seeded(pool))  # type: ignore[misc]
         assert self.makers.keys() == set(KINDS)
@@ -109,7 +146,8 @@ class Values:
         text = self.rng.choice(pool)
         if self.strings and self.rng.random() < 0.4:
             constant = self.rng.choice(self.strings)
-            text = self.rng.choice((constant, constant + text, text + constant, text + constant + self.rng.choice(pool)))
+            both = text + constant + self.rng.choice(pool)
+            text = self.rng.choice((constant, constant + text, text + constant, both))
         return text[:40]
 
     def scalar(self, hints: Hints) -> str:
@@ -117,9 +155,8 @@ class Values:
             kind = _draw(hints.element.weights, self.rng)
             if kind not in ("dicts", "nested", "matrix", "tree", "object"):
                 return self.make(kind, Hints())
-        return self.rng.choice(
-            (repr(self.integer()), repr(self.integer()), repr(self.string(short=True)), "None", "True", repr(self.real()))
-        )
+        integers = (repr(self.integer()), repr(self.integer()))
+        return self.rng.choice((*integers, repr(self.string(short=True)), "None", "True", repr(self.real())))
 
     def many(self, make: Callable[[], str], hints: Hints, shape: str = "list", most: int = 6) -> str:
         count = hints.length if hints.length is not None and self.rng.random() < 0.9 else self.rng.randint(0, most)
@@ -137,7 +174,8 @@ class Values:
         element = hints.element or Hints()
         count = element.length if element.length is not None else 2
         first = repr(self.string(short=True)) if self.rng.random() < 0.4 else repr(self.integer())
-        return "(" + ", ".join([first, *(self.scalar(Hints()) for _ in range(count - 1))][: max(count, 1)]) + ",)"[count > 1 :]
+        items = [first, *(self.scalar(Hints()) for _ in range(count - 1))]
+        return "(" + ", ".join(items) + (")" if len(items) > 1 else ",)")
 
     def nested(self, depth: int) -> str:
         items = []
@@ -171,13 +209,30 @@ class Values:
         """An instance of a class made on the spot, with the attributes that the body reads."""
         parts = []
         for name, called in sorted(hints.attributes.items()):
-            value = self.scalar(Hints()) if self.rng.random() < 0.7 else self.many(lambda: self.scalar(Hints()), Hints())
+            plain = self.rng.random() < 0.7
+            value = self.scalar(Hints()) if plain else self.many(lambda: self.scalar(Hints()), Hints())
             parts.append(f"{name!r}: " + (f"lambda *a: {value}" if called else value))
         return "type('O', (), {" + ", ".join(parts) + "})()"
 
 
 def _draw(weights: dict[str, float], rng: random.Random) -> str:
     return rng.choices(tuple(weights), tuple(weights.values()))[0]
+
+
+def _part_of(text: str, rng: random.Random) -> tuple[str, str] | None:
+    """Kind and source of something in a value: a piece of a string, an element, a key. Functions that look for one
+    thing in another rarely find it by chance."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+    if not isinstance(value, str | list | tuple | dict) or not value:
+        return None
+    if isinstance(value, str):
+        start = rng.randrange(len(value))
+        return "str", repr(value[start : start + rng.randint(1, 3)])
+    part = rng.choice(list(value))
+    return {int: "int", str: "str"}.get(type(part), "none"), repr(part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,6 +331,10 @@ class Search:
                 return Argument(parameter=index, kind=kind, text=before[-1].text)
         else:
             kind = _draw(weights, self.rng)
+        if before and self.rng.random() < 0.2:
+            part = _part_of(before[-1].text, self.rng)
+            if part is not None and weights[part[0]] >= 1.0:
+                return Argument(parameter=index, kind=part[0], text=part[1])
         return Argument(parameter=index, kind=kind, text=self.values.make(kind, parameter.hints))
 
     def _fresh(self) -> tuple[Argument, ...]:

@@ -44,8 +44,8 @@ def _command(hash_seed: int) -> list[str]:
             command += ["--tmpfs", hidden]
     for needed in dict.fromkeys((sys.base_prefix, sys.prefix, str(PACKAGE))):
         command += ["--ro-bind", needed, needed]
-    environment = {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(PACKAGE.parent), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
-    for name, value in environment.items():
+    environment = {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(PACKAGE.parent)}
+    for name, value in (environment | {"LC_ALL": "C.UTF-8", "TZ": "UTC"}).items():
         command += ["--setenv", name, value]
     return [*command, "--chdir", "/tmp", sys.executable, "-B", "-m", "etude.tasks.probe"]
 
@@ -66,7 +66,9 @@ class Prober:
     def __enter__(self) -> Prober:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def run(
@@ -79,7 +81,8 @@ class Prober:
         return self._ask({"sources": sources, "calls": calls, "lines": lines, "fresh": fresh})
 
     def _ask(self, request: dict[str, object]) -> list[list[Observed]]:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()

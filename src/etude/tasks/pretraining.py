@@ -24,6 +24,7 @@ from etude.data.render import NanoRenderer
 from etude.errors import TaskError
 from etude.tasks.harvest import Function, read
 from etude.tasks.mutate import TRAIN_KINDS, Mutation, mutate
+from etude.tasks.packages import PACKAGES
 from etude.types import FORMAT
 
 CORPUS, PROBES, MANIFEST = "corpus.bin", "probes.bin", "corpus.json"
@@ -123,6 +124,7 @@ def _in_order(found: Sequence[tuple[int, corpus.Document]], seed: int) -> list[c
 
 def _manifest(base: Sequence[Function], functions: Path, joined: corpus.Corpus) -> dict[str, object]:
     packages = Counter((function.package, function.version, function.licence) for function in base)
+    wheels = {package.name: package.sha256 for package in PACKAGES}
     bodies = hashlib.blake2b("".join(sorted(function.body_key for function in base)).encode(), digest_size=16)
     return {
         "format": FORMAT,
@@ -133,7 +135,7 @@ def _manifest(base: Sequence[Function], functions: Path, joined: corpus.Corpus) 
         "documents": len(joined), "tokens": len(joined.ids),
         "corpus_digest": hashlib.blake2b(joined.ids.tobytes(), digest_size=16).hexdigest(),
         "packages": [
-            {"name": name, "version": version, "licence": licence, "functions": count}
+            {"name": name, "version": version, "licence": licence, "functions": count, "sha256": wheels.get(name, "")}
             for (name, version, licence), count in sorted(packages.items())
         ],
     }  # fmt: skip

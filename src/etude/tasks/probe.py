@@ -1,14 +1,15 @@
 """The program that runs harvested functions, inside the isolation that `isolation.Prober` puts around it.
 
-It reads JSON requests, one a line, from stdin and answers each with a line on its own copy of stdout. A request is served
-by a fork, so that nothing a function does outlives it; where one does not survive, the rest of its calls of that source
-are `died` and a new fork takes the sources that follow:
+It reads JSON requests, one a line, from stdin and answers each with a line on its own copy of stdout. A request is
+served by a fork, so that nothing a function does outlives it; where one does not survive, all calls of the source that
+killed it are `died` and a new fork takes the sources that follow:
 
     {"sources": [...], "calls": [[...], ...], "lines": N, "fresh": bool}  ->  per source, per call an entry
 
-`fresh` executes the module anew before each call, as grading does. An entry is [text, wrap, arcs]: the canonical text of the value; the name of the builtin that would turn the value into
-plain data, or ""; the line transitions that the call took, as a hexadecimal set of bits. A call that executes more than
-N lines ends as `timeout`: counting lines, not seconds, makes the outcome the same on every machine.
+`fresh` executes the module anew before each call, as grading does. An entry is [text, wrap, arcs]: the canonical text
+of the value; what would turn the value into plain data, or ""; the line transitions that the call took, as a set of
+bits, hexadecimal. A call that executes more than N lines ends as `timeout`: counting lines, not seconds, makes the
+outcome the same on every machine.
 
 What it does not do: isolate, choose calls, judge.
 """
@@ -42,9 +43,10 @@ _WRAPS = (
     (float, "float"), (bytes, "bytes"), (bytearray, "bytes"), (range, "list"), (types.MappingProxyType, "dict"),
 )  # fmt: skip
 _BY_NAME = {
-    "dict_keys": "list", "dict_values": "list", "dict_items": "list", "deque": "list", "UserDict": "dict", "Decimal": "str",
-    "Fraction": "str", "date": "str", "datetime": "str", "time": "str", "timedelta": "str", "PosixPath": "str", "UserList": "list",
-    "PurePosixPath": "str", "memoryview": "bytes", "complex": "str", "UUID": "str", "type": "", "array": "list",
+    "dict_keys": "list", "dict_values": "list", "dict_items": "list", "deque": "list", "array": "list",
+    "UserList": "list", "UserDict": "dict", "memoryview": "bytes", "Decimal": "str", "Fraction": "str", "date": "str",
+    "datetime": "str", "time": "str", "timedelta": "str", "PosixPath": "str", "PurePosixPath": "str", "complex": "str",
+    "UUID": "str", "type": "", "function": "call", "partial": "call",
 }  # fmt: skip
 
 
@@ -53,7 +55,7 @@ class Expired(BaseException):
 
 
 def _wrap_of(value: object) -> str:
-    """Name of the builtin that turns the value into plain data; `iterator` for those that are consumed."""
+    """What turns the value into plain data: a builtin's name, `iterator` (consume it), `call` (call it), or ""."""
     kind = type(value)
     if kind.__name__ in _BY_NAME:
         return _BY_NAME[kind.__name__]

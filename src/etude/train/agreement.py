@@ -22,18 +22,18 @@ def live_tokens(sample: Sample, is_current: Callable[[Version], bool]) -> np.nda
     live = _current(sample.versions, n, is_current)
     epochs = sorted(sample.kv_epochs, key=lambda epoch: epoch.first)
     seen = np.zeros(n, bool)
-    for epoch, following in zip(epochs, [*epochs[1:], None], strict=True):
-        entries = _current(epoch.runs, n, is_current)
-        broken = np.flatnonzero(~entries)
+    for number, epoch in enumerate(epochs):
+        end = epochs[number + 1].first if number + 1 < len(epochs) else n
+        broken = np.flatnonzero(~_current(epoch.runs, n, is_current))
         last = int(broken[0]) if len(broken) else n  # a token at position p saw the entries before p
-        seen[epoch.first : min(last + 1, following.first if following else n)] = True
+        seen[epoch.first : min(last + 1, end)] = True
     return live & seen & sample.mask
 
 
 def _current(runs: Sequence[Run], n: int, is_current: Callable[[Version], bool]) -> np.ndarray:
     flags = np.zeros(n, bool)
-    for run, following in zip(runs, [*runs[1:], None], strict=True):
-        flags[run.start : following.start if following else n] = is_current(run.version)
+    for run in runs:
+        flags[run.start :] = is_current(run.version)  # until the next run writes over it
     return flags
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from etude.frames import Client
-from etude.types import Noun, Version
+from etude.types import Noun, Sample, Version
 
 
 class TrainerState(Noun, frozen=True):
@@ -17,6 +19,15 @@ class TrainerState(Noun, frozen=True):
     """The last version that it has committed; right after a start one with exactly its weights."""
     checkpoint_step: int
     """Step of its newest checkpoint, 0 if there is none: batches up to here are never replayed."""
+
+
+class Scored(Noun, frozen=True):
+    """Teacher-forced log-probs."""
+
+    step: int
+    """Of the weights."""
+    logprobs: np.ndarray
+    """[loss positions] float32, in their order."""
 
 
 class TrainerClient:
@@ -31,6 +42,10 @@ class TrainerClient:
 
     async def state(self) -> TrainerState:
         return await self._client.call("state", {}, TrainerState)
+
+    async def score(self, sample: Sample) -> Scored:
+        """Log-probs of the sample's loss positions under the weights as they are; its routes are replayed."""
+        return await self._client.call("score", sample, Scored)
 
     async def finish(self) -> TrainerState:
         """Wait until the newest step is published and saved in a checkpoint."""

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from etude.data.corpus import FIX, UNTRAINED, Corpus
+from etude.data.corpus import FILE, FIX, UNTRAINED, Corpus
 from etude.errors import RunError
 from etude.models.load import Model
 from etude.protocols import Recorder
@@ -143,7 +143,10 @@ class Fit:
             documents.append(number)
             size += int(self.corpus.starts[number + 1] - self.corpus.starts[number])
             state.next_document += 1
+        rng = np.random.default_rng((schedule.seed, state.step))
         rows = [padded(self.corpus, row) for row in micro_batches(self.corpus, documents, schedule.micro_tokens)]
+        for _, marks in rows:
+            marks[(marks == FILE) & (rng.random(marks.shape, np.float32) >= schedule.file_share)] = UNTRAINED
         total_weight = float(sum(self._weights[marks[:, 1:]].sum() for _, marks in rows))
         jobs = [(ids, marks, total_weight, len(ids) / len(documents)) for ids, marks in rows]
         total: list[Tensor] = []
@@ -173,10 +176,12 @@ class Fit:
     def _gradients(self, job: tuple[np.ndarray, np.ndarray, float, float]) -> tuple[list[Tensor], np.ndarray]:
         ids, marks, total_weight, share = job
         tokens = torch.from_numpy(ids)
-        weights = torch.from_numpy(self._weights[marks[:, 1:]].reshape(-1) / total_weight)
+        weights = self._weights[marks[:, 1:]].reshape(-1) / total_weight
+        places = torch.from_numpy(np.flatnonzero(weights))
         hidden, balance = self._forward(tokens)
-        flat = hidden[:, :-1].reshape(-1, hidden.shape[-1])
-        loss = self._loss(flat, self._head, tokens[:, 1:].reshape(-1), weights)
+        flat = hidden[:, :-1].reshape(-1, hidden.shape[-1]).index_select(0, places)
+        targets = tokens[:, 1:].reshape(-1).index_select(0, places)
+        loss = self._loss(flat, self._head, targets, torch.from_numpy(weights).index_select(0, places))
         whole = loss + self.schedule.balance_coef * share * balance
         grads = torch.autograd.grad(whole, self.params)
         return list(grads), np.array([loss.item(), share * balance.item()])

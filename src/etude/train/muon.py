@@ -36,7 +36,9 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """For parameters of two or three dimensions. `lr` is comparable to AdamW's."""
 
-    def __init__(self, params: Iterable[Tensor], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, params: Iterable[Tensor], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from etude.errors import RunError
+
 BlockWeights = tuple[Tensor, ...]
 
 
@@ -123,7 +125,14 @@ class NanoForward:
     """Hidden states and the router's auxiliary loss of a Qwen3 or Qwen3-MoE network."""
 
     def __init__(self, network: torch.nn.Module, *, compiled: bool) -> None:
+        """Errors: RunError for a network that this forward would compute wrongly."""
         config: Any = network.config
+        if config.model_type not in ("qwen3", "qwen3_moe") or config.num_key_value_heads != config.num_attention_heads:
+            raise RunError(
+                f"a {config.model_type} network cannot be trained from scratch here",
+                cause="only Qwen3 and Qwen3-MoE with one key head a query head can",
+                hint="use the model of stage pretrain",
+            )
         self.network: Any = network
         self.top_k = int(getattr(config, "num_experts_per_tok", 0) or 0)
         self.num_experts = int(getattr(config, "num_experts", 0) or 0)

@@ -30,6 +30,8 @@ class ScheduleSettings:
     """Tokens of an optimizer step, padding not counted."""
     micro_tokens: int = 1280
     """Tokens, padding included, that go through the network at once: small enough for the processor's caches."""
+    file_share: float = 0.25
+    """Share of the shown file's tokens, drawn anew for each document, that are in the loss: they cost time, too."""
     fix_weight: float = 4.0
     """Weight of a token of the repair in the loss, where a token of the shown file has 1."""
     balance_coef: float = 0.01

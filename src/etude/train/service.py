@@ -22,15 +22,15 @@ from typing import Any
 import torch
 
 from etude.errors import MissingError
-from etude.frames import Handler, read_file
+from etude.frames import Handler, convert, read_file
 from etude.killpoints import reach
 from etude.models.load import Model
 from etude.train.checkpoint import Checkpoints
-from etude.train.client import TrainerState
+from etude.train.client import Scored, TrainerState
 from etude.train.losses import Correction
 from etude.train.recipe import TrainRecipe
 from etude.train.step import Trainer
-from etude.types import Batch, Manifest, Version
+from etude.types import Batch, Manifest, Sample, Version
 from etude.weights.background import Background, Then
 from etude.weights.gc import Collector
 from etude.weights.manifests import read_manifest
@@ -104,8 +104,8 @@ class TrainerService:
         self._background.wait()
 
     def handlers(self) -> dict[str, Handler]:
-        """By method name, for `frames.Server`."""
-        return {"step": self._step, "state": self._get_state, "finish": self._finish}
+        """By method name, for `frames.Server`. One after the other: a score waits for the step that is running."""
+        return {"step": self._step, "state": self._get_state, "score": self._score, "finish": self._finish}
 
     def step(self, batch: Batch) -> dict[str, float]:
         """Train, and hand the new weights to the publisher. Errors: of `Trainer.train`, and of `Background.check`."""
@@ -164,6 +164,14 @@ class TrainerService:
 
     async def _get_state(self, args: dict[str, Any]) -> AsyncIterator[TrainerState]:
         yield self.state()
+
+    async def _score(self, args: Any) -> AsyncIterator[Scored]:
+        sample = convert(args, Sample)
+
+        def score() -> Scored:
+            return Scored(step=self._trainer.step, logprobs=self._trainer.score(sample))
+
+        yield await asyncio.get_running_loop().run_in_executor(self._thread, score)
 
     async def _finish(self, args: dict[str, Any]) -> AsyncIterator[TrainerState]:
         yield await asyncio.get_running_loop().run_in_executor(self._thread, self.finish)

@@ -22,7 +22,7 @@ from etude.errors import RunError
 from etude.models.load import Model
 from etude.train.agreement import agreement_row, live_tokens
 from etude.train.forward import PackedForward
-from etude.train.losses import Correction, LossOutput, policy_loss
+from etude.train.losses import Correction, LossOutput, policy_loss, token_logprobs
 from etude.train.optimizer import Masters
 from etude.train.recipe import TrainRecipe
 from etude.types import Batch, Sample, Version
@@ -46,7 +46,7 @@ class _Tally:
         self._since = now
 
     def add(self, output: LossOutput) -> None:
-        self.loss += float(output.loss)
+        self.loss += float(output.loss.detach())
         self.logprobs.append(output.logprobs.numpy())
         self.entropies.append(output.entropies.numpy())
         self.weights.append(output.weights.numpy())
@@ -92,10 +92,19 @@ class Trainer:
             self._backward(micro, batch.denominator, tally)
         norm = self.masters.step()
         tally.lap("optimize")
-        self.step = batch.step
         row = self._row(batch, packed, tally, is_current) | {"grad_norm": norm}
+        self.step = batch.step
         seconds = time.perf_counter() - start
         return row | {"step_s": seconds, "tokens_per_s": packed.unshared_tokens / seconds}
+
+    @torch.no_grad()
+    def score(self, sample: Sample) -> np.ndarray:
+        """[loss positions] float32 log-probs of the sample's own tokens under the weights as they are."""
+        packed = pack((sample,), max_cost=self._max_cost, pair_cost=self._pair_cost)
+        (micro,) = packed.micro_batches
+        targets = torch.from_numpy(micro.targets)
+        logprobs = token_logprobs(self._forward(micro), self._forward.head, targets, self._temperature)
+        return logprobs.numpy()
 
     def _backward(self, micro: MicroBatch, denominator: float, tally: _Tally) -> None:
         hidden = self._forward(micro)

@@ -1,0 +1,89 @@
+"""The whole of it, small: one real run through the command, and every command that reads it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.test_commands import etude
+from etude.frames import read_file
+from etude.rl.audit import audit_run
+from etude.types import Batch
+from rl.small_run import command, run_to_the_end, write_small_recipe
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    recipe = write_small_recipe(folder, steps=STEPS)
+    result = json.loads(run_to_the_end(recipe, folder / "runs"))
+    assert result["steps"] == STEPS
+    return folder / "runs" / "small"
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_the_run_keeps_its_invariants(run: Path) -> None:
+    assert audit_run(run, f"file://{run}/weights") == {"ledger": [], "batches": [], "staleness": [], "weights": []}
+    assert etude("check", "small", cwd=run.parents[1]).returncode == 0
+
+
+def test_every_trained_token_knows_its_version_and_its_routes(run: Path) -> None:
+    for path in sorted((run / "batches").iterdir()):
+        for sample in read_file(path, Batch).samples:
+            assert sample.routes is not None
+            assert sample.routes.valid.all()
+            assert sample.routes.experts.shape[0] == len(sample.ids) - 1
+            assert sample.versions[0].start == int(sample.mask.argmax())
+            assert (sample.logprobs[sample.mask] < 0).all()
+
+
+def test_trainer_and_engine_agree_on_fresh_tokens(run: Path) -> None:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    first = next(row for row in rows if row["kind"] == "step")
+    assert first["mismatch_live_tokens"] > 0
+    assert first["mismatch_live_max"] < 1e-4
+
+
+def test_a_damaged_batch_is_found(run: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "small"
+    shutil.copytree(run, copy)
+    path = copy / "batches" / "000002.mp"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    problems = audit_run(copy, f"file://{run}/weights", only="batches")
+    assert "000002.mp is not the batch" in problems["batches"][0]
+
+
+def test_the_readers_read_it(run: Path) -> None:
+    home = run.parents[1]
+    listed = json.loads(etude("runs", "list", "--json", cwd=home).stdout)
+    assert [(row["name"], row["state"]) for row in listed] == [("small", "done")]
+    shown = json.loads(etude("runs", "show", "small", "--json", cwd=home).stdout)
+    assert shown["result"]["steps"] == STEPS
+    versions = json.loads(etude("weights", "list", "small", "--json", cwd=home).stdout)
+    assert versions[-1]["step"] == STEPS
+    assert etude("weights", "verify", "small", cwd=home).returncode == 0
+    assert Path(etude("report", "small", cwd=home).stdout.strip()).stat().st_size > 100_000
+
+
+def test_the_same_command_makes_a_new_run_once_the_first_is_done(run: Path) -> None:
+    recipe, runs = run.parents[1] / "small.toml", run.parent
+    process = subprocess.Popen(command(recipe, runs), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    deadline = time.monotonic() + 60
+    while not (runs / "small-2" / "run.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, words = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "runs resume small-2" in words.replace("\n", " ")

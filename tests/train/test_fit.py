@@ -1,0 +1,134 @@
+"""Fitting a small network: the quick forward is the plain one, and a fit goes on where it stopped."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from etude.data.corpus import FILE, FIX, Corpus, Document, join
+from etude.errors import RunError
+from etude.models.load import Model, model_from_config
+from etude.models.nano import NanoShape, nano_config
+from etude.train.fit import Fit, micro_batches, padded, rate
+from etude.train.muon import orthogonalize
+from etude.train.nano_forward import NanoForward
+from etude.train.pretrain_recipe import ScheduleSettings
+from tiny import tiny_model
+
+SHAPE = NanoShape(hidden=32, layers=2, heads=2, head_dim=16, experts=4, intermediate=16, context_tokens=64, vocab_size=40)
+SCHEDULE = ScheduleSettings(wall_s=2.0, batch_tokens=200, micro_tokens=64, compiled=False, evaluate_every_s=0.5, threads=2)
+
+
+class Rows:
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, dict[str, float]]] = []
+
+    def record(self, kind: str, row: dict[str, float]) -> None:
+        self.rows.append((kind, dict(row)))
+
+
+def model(shape: NanoShape = SHAPE) -> Model:
+    return model_from_config(nano_config(shape, pad_id=0, begin_id=1, end_id=8), seed=0)
+
+
+def corpus(count: int = 40) -> Corpus:
+    """Each document ends as it begins: what the repair is can be learned."""
+    rng = np.random.default_rng(0)
+    made = []
+    for _ in range(count):
+        head = rng.integers(10, 40, size=rng.integers(5, 15))
+        ids = np.concatenate([head, [9], head[:2], [8]]).astype(np.uint16)
+        marks = np.where(np.arange(len(ids)) > len(head), FIX, FILE).astype(np.uint8)
+        made.append(Document(ids=ids, marks=marks))
+    return join(made, "copies")
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_the_quick_forward_and_its_gradients_equal_transformers(experts: int) -> None:
+    network = model(NanoShape(hidden=32, layers=2, heads=2, head_dim=16, experts=experts, intermediate=16,
+                              context_tokens=64, vocab_size=40)).network  # fmt: skip
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, 40, (3, 20)))
+    found = []
+    for forward in (lambda: NanoForward(network, compiled=False)(ids)[0], lambda: network.model(ids).last_hidden_state):
+        network.zero_grad()
+        hidden = forward()
+        (hidden * torch.arange(32)).sum().backward()
+        found.append([hidden.detach(), *(p.grad.clone() for p in network.parameters())])
+    for quick, plain in zip(*found, strict=True):
+        torch.testing.assert_close(quick, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max()) + 1e-7)
+
+
+def test_other_families_are_not_silently_computed_wrong() -> None:
+    with pytest.raises(RunError, match="llama"):
+        NanoForward(tiny_model("llama").network, compiled=False)
+
+
+def test_even_routing_has_a_balance_loss_of_one() -> None:
+    network = model().network
+    for layer in network.model.layers:
+        torch.nn.init.zeros_(layer.mlp.gate.weight)
+    _, balance = NanoForward(network, compiled=False)(torch.zeros((1, 8), dtype=torch.int64))
+    assert float(balance) == pytest.approx(1.0)
+
+
+def test_orthogonalized_matrices_have_singular_values_near_one() -> None:
+    matrices = torch.randn(3, 24, 8, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonalize(matrices))
+    assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
+
+
+def test_the_rate_rises_stays_and_falls_to_zero() -> None:
+    schedule = ScheduleSettings(warmup_share=0.1, decay_share=0.5)
+    assert [round(rate(share, schedule), 3) for share in (0.0, 0.05, 0.1, 0.5, 0.75, 1.0, 1.1)] == [
+        0, 0.5, 1, 1, 0.5, 0, 0,
+    ]  # fmt: skip
+
+
+def test_micro_batches_hold_every_document_once_within_the_limit() -> None:
+    made = corpus()
+    rows = list(micro_batches(made, list(range(len(made))), 64))
+    assert sorted(sum(rows, [])) == list(range(len(made)))
+    for row in rows:
+        assert padded(made, row)[0].size <= 64
+
+
+def test_padding_is_not_trained_on() -> None:
+    made = corpus(3)
+    ids, marks = padded(made, [0, 1, 2])
+    assert int((marks > 0).sum()) == len(made.ids)
+    assert not ids[marks == 0].any()
+
+
+def test_a_fit_learns_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    made, rows = corpus(), Rows()
+    first = Fit(model(), made, SCHEDULE, tmp_path / "checkpoint.pt")
+    first.run(made, rows, lambda share, text: None)
+    probes = [row for kind, row in rows.rows if kind == "probe"]
+    assert probes[-1]["fix_nll"] < probes[0]["fix_nll"]
+    again = Fit(model(), made, SCHEDULE, tmp_path / "checkpoint.pt")
+    assert again.state == first.state
+    for mine, theirs in zip(again.params, first.params, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_measured_exactness_is_that_of_greedy_decoding(tmp_path: Path) -> None:
+    made = corpus(12)
+    fit = Fit(model(), made, SCHEDULE, tmp_path / "checkpoint.pt")
+    fit.run(made, Rows(), lambda share, text: None)
+    exact, _, _ = fit._probe(made, list(range(12)))
+    for number in range(12):
+        ids = made.ids[made.starts[number] : made.starts[number + 1]].astype(np.int64)
+        tokens = torch.from_numpy(ids[:-3])[None]
+        for _ in range(3):
+            tokens = torch.cat([tokens, fit.model.network(tokens).logits[:, -1:].argmax(-1)], dim=1)
+        assert bool(exact[number]) == (tokens[0].tolist() == ids.tolist())
+
+
+def test_a_damaged_checkpoint_and_an_empty_corpus_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(b"not a checkpoint")
+    with pytest.raises(RunError, match=r"cannot continue from .*checkpoint\.pt"):
+        Fit(model(), corpus(), SCHEDULE, path)
+    with pytest.raises(RunError, match="holds no documents"):
+        Fit(model(), join([], "nothing"), SCHEDULE, tmp_path / "other.pt")
