@@ -199,7 +199,7 @@ def with_server(body: Callable[[Client, Path], Awaitable[None]], folder: Path, *
         await server.listen(folder / "socket")
         client = await Client.connect(folder / "socket", name="the engine")
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await body(client, folder / "socket")
         finally:
             await client.close()
@@ -269,7 +269,7 @@ def test_a_caller_that_walks_away_stops_the_handler(tmp_path: Path) -> None:
             async for number in items:
                 if number == 3:
                     break
-        await asyncio.wait_for(stopped.wait(), 5)
+        await asyncio.wait_for(stopped.wait(), 30)
 
     with_server(body, tmp_path, endless=endless)
 
@@ -348,14 +348,14 @@ def test_a_server_that_is_killed_ends_every_open_call(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     source = (
         "import asyncio, sys; from pathlib import Path; from etude.frames import Server\n"
-        "async def hang(_):\n    yield 1\n    await asyncio.sleep(60)\n"
-        "async def main():\n    await Server({'hang': hang}).listen(Path(sys.argv[1]))\n    await asyncio.sleep(60)\n"
+        "async def hang(_):\n    yield 1\n    await asyncio.sleep(120)\n"
+        "async def main():\n    await Server({'hang': hang}).listen(Path(sys.argv[1]))\n    await asyncio.sleep(120)\n"
         "asyncio.run(main())\n"
     )
     server = subprocess.Popen([sys.executable, "-c", source, str(path)])
 
     async def main() -> None:
-        client = await Client.connect(path, name="the engine", timeout_s=20)
+        client = await Client.connect(path, name="the engine", timeout_s=60)
         items = client.stream("hang", None, int)
         assert await anext(items) == 1
         server.kill()

@@ -193,7 +193,7 @@ def test_on_a_terminal_a_panel_shows_the_clock_and_the_step_and_is_put_away() ->
         recorder.record("eval", {"when": "after", "pass1": 0.4})
         time.sleep(0.7)
     shown = text_of(console)
-    assert re.search(r"6[5-9] of 330 s", shown)
+    assert re.search(r"[6-9]\d of 330 s", shown)
     for part in ("+0.251", "31%", "2,950", "after training: pass@1 40.0%"):
         assert part in shown, part
     assert shown.endswith("\x1b[2K") or "\x1b[2K" in shown[-40:]

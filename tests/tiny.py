@@ -29,7 +29,14 @@ def tiny_config(family: str, **changes: object) -> PreTrainedConfig:
         return Qwen3Config(**{**COMMON, "head_dim": 8, "tie_word_embeddings": True, **changes})
     if family == "qwen3_moe":
         return Qwen3MoeConfig(**{**COMMON, **MOE, "head_dim": 8, "num_experts": 4, "norm_topk_prob": True, **changes})
-    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    latent = {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+        "num_key_value_heads": 4,
+    }
     groups = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
     return DeepseekV3Config(**{**COMMON, **MOE, **latent, **groups, **changes})
 

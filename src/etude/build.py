@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +19,18 @@ from etude.errors import RecipeError, RunError
 
 if TYPE_CHECKING:
     from etude.frames import Handler
+    from etude.protocols import Recorder
     from etude.rl.run_folder import RunFolder
     from etude.rl.stage import RLStage
+    from etude.train.pretrain_recipe import PretrainRecipe, SFTRecipe
 
 
 def stages() -> dict[str, type[Any]]:
     """The stages that a recipe can name."""
     from etude.rl.stage import RLStage
-    from etude.train.pretrain_recipe import PretrainRecipe
+    from etude.train.pretrain_recipe import PretrainRecipe, SFTRecipe
 
-    return {"rl": RLStage, "pretrain": PretrainRecipe}
+    return {"rl": RLStage, "pretrain": PretrainRecipe, "sft": SFTRecipe}
 
 
 def load_recipe(path: Path, overrides: Sequence[str], *, stage: str) -> Any:
@@ -182,7 +184,7 @@ async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str
                 pool=pool,
                 make_policy=engine_policies(engine, renderer, limits),
                 recipe=stage.agent,
-                collect=collect,
+                collect=functools.partial(collect, known={}),
                 score=functools.partial(score, recipe=stage.reward),
                 infra_retries=stage.rl.infra_retries,
                 seed=stage.rl.seed,
@@ -248,11 +250,48 @@ def check_task_file(address: str, limit: int | None) -> list[str]:
 
 
 def run_stage(stage: str, recipe: Any) -> dict[str, Any]:
-    """Pretrain or fine-tune; returns what the stage measured. Goes on where it was."""
-    from etude.train import pretrain, sft
+    """Pretrain or fine-tune; returns what the stage measured last. Goes on where it was."""
+    from etude.frames import write_bytes
+    from etude.metrics import JsonlRecorder, progress
 
-    runner = {"pretrain": pretrain.run, "sft": sft.run}[stage]
-    return dict(runner(recipe))
+    folder = Path(recipe.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / "recipe.toml", config.resolved_text(stage, recipe).encode())
+    recorder = JsonlRecorder(folder / "metrics.jsonl")
+    try:
+        with progress(stage, total=1000) as bar:
+            done = 0
+
+            def advance(share: float, text: str = "") -> None:
+                nonlocal done
+                bar.advance(max(0, int(1000 * share) - done))
+                done = max(done, int(1000 * share))
+
+            return {"pretrain": _pretrain, "sft": _sft}[stage](recipe, recorder, advance)
+    finally:
+        recorder.close()
+
+
+def _pretrain(recipe: PretrainRecipe, recorder: Recorder, advance: Callable[[float, str], None]) -> dict[str, Any]:
+    from etude.tasks import pretraining
+    from etude.train.pretrain import pretrain
+
+    folder = Path(recipe.folder)
+    if not (folder / pretraining.MANIFEST).exists():  # written last
+        pretraining.build(Path(recipe.functions), folder, recipe.corpus, workers=recipe.schedule.threads)
+    return pretrain(recipe, recorder, advance)
+
+
+def _sft(recipe: SFTRecipe, recorder: Recorder, advance: Callable[[float, str], None]) -> dict[str, Any]:
+    from etude.models.recipe import model_folder
+    from etude.tasks import transcripts
+    from etude.train.sft import sft
+
+    path = Path(recipe.folder) / transcripts.TRANSCRIPTS
+    if not path.exists():
+        transcripts.build(recipe.tasks, model_folder(recipe.model), path, recipe.transcripts,
+                          workers=recipe.schedule.threads)  # fmt: skip
+    return sft(recipe, recorder, advance)
 
 
 def examine() -> list[dict[str, str]]:

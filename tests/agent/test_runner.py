@@ -217,7 +217,9 @@ def test_no_more_episodes_run_at_once_than_the_recipe_allows() -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.01)
+        while most < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
         running -= 1
         return Evidence(task_id=task.task_id, episode_id=episode.episode_id, passed=(True,), detail="", wall_s=0)
 

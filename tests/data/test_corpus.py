@@ -118,6 +118,7 @@ def test_marks_tell_the_file_from_the_repair() -> None:
 
 def test_documents_depend_on_seed_and_function_alone_and_passes_differ() -> None:
     function, other = Function("total", SOURCE), Function("twice", "def twice(a):\n    return a * 2")
+
     def made(*functions: Function, seed: int = 0) -> list[str]:
         found = documents(RENDERER, functions, faults, passes=3, max_faults=2, max_tokens=400, seed=seed)
         return [TOKENIZER.decode(one.ids) for _, one in found]
@@ -129,7 +130,9 @@ def test_documents_depend_on_seed_and_function_alone_and_passes_differ() -> None
 
 
 def test_long_documents_are_left_out() -> None:
-    assert not list(documents(RENDERER, [Function("total", SOURCE)], faults, passes=2, max_faults=1, max_tokens=20, seed=0))
+    assert not list(
+        documents(RENDERER, [Function("total", SOURCE)], faults, passes=2, max_faults=1, max_tokens=20, seed=0)
+    )
 
 
 def test_a_corpus_survives_a_file(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def sample(
         rows = np.asarray(experts, np.uint8).reshape(len(ids) - 1, 1, 1)
         routes = Routes(experts=rows, valid=np.ones(len(ids) - 1, bool))
     return Sample(
-        ids=np.array(ids, np.int32), mask=mask, logprobs=np.where(mask, -0.5 - np.arange(len(ids)), 0).astype(np.float32),
-        advantage=advantage, versions=(Run(start=0, version=V),), kv_epochs=(), routes=routes,
+        ids=np.array(ids, np.int32), mask=mask,
+        logprobs=np.where(mask, -0.5 - np.arange(len(ids)), 0).astype(np.float32), advantage=advantage, versions=(Run(start=0, version=V),), kv_epochs=(), routes=routes,
         origin=Origin(key=key, member=member, context=0),
     )  # fmt: skip
 

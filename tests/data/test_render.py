@@ -1,5 +1,7 @@
 """The nano's chat format: what is written is read back, and nothing that is sampled can break the reader."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -46,7 +48,7 @@ def test_reading_never_fails_and_every_token_is_counted_once(ids: list[int]) -> 
 
 def spell(*parts: str) -> np.ndarray:
     ids = [[TOKENIZER.control(p)] if p in CONTROLS else TOKENIZER.encode(p).tolist() for p in parts]
-    return np.array(sum(ids, []), np.int32)
+    return np.array(list(itertools.chain(*ids)), np.int32)
 
 
 def test_the_window_is_spelled_as_documented() -> None:

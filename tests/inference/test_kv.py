@@ -61,8 +61,17 @@ def test_copy_moves_the_beginning_of_every_layer() -> None:
     for array in (*kv.keys, *kv.values):
         assert torch.equal(array[target.index, :, 2:9], array[source.index, :, :7])
         assert not array[target.index, :, 9:].any()
-    kv.wipe(source)
-    assert not any(array[source.index].any() for array in (*kv.keys, *kv.values))
+
+
+def test_wiping_clears_free_slots_alone() -> None:
+    kv = memory()
+    free, used = kv.take(10), kv.take(10)
+    for array in (*kv.keys, *kv.values):
+        array.fill_(torch.nan)
+    kv.drop(free)
+    kv.wipe_free()
+    assert not any(array[free.index].any() for array in (*kv.keys, *kv.values))
+    assert all(array[used.index].isnan().all() for array in (*kv.keys, *kv.values))
 
 
 def test_address_space_is_not_memory_and_freed_pages_go_back() -> None:

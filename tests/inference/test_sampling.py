@@ -44,7 +44,9 @@ def test_rows_are_sampled_with_their_own_settings() -> None:
     base, sharp = LOGITS[0].log_softmax(-1), (LOGITS[0] / 0.5).log_softmax(-1)
     banned = LOGITS[0][[0, 3]].log_softmax(-1)
     assert tokens.tolist() == [2, 2, 2, 0]
-    assert logprobs.tolist() == pytest.approx([base[2], sharp[2], base[2], banned[0]], abs=1e-6)
+    assert logprobs.tolist() == pytest.approx(
+        [float(value) for value in (base[2], sharp[2], base[2], banned[0])], abs=1e-6
+    )
 
 
 def test_a_row_that_is_not_finite_says_so_and_leaves_the_others_alone() -> None:

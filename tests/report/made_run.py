@@ -115,7 +115,15 @@ def _failed(text: str) -> ToolResult:
 def begin(folder: Path) -> Path:
     """A run that has just been made."""
     (folder / "episodes").mkdir(parents=True)
-    info = {"format": 1, "name": folder.name, "stage": "rl", "phase": "train", "seed": 0, "created": 1e9, "git": "0123456789ab"}
+    info = {
+        "format": 1,
+        "name": folder.name,
+        "stage": "rl",
+        "phase": "train",
+        "seed": 0,
+        "created": 1e9,
+        "git": "0123456789ab",
+    }
     versions = {"etude": "0.1.0", "python": "3.11.7", "torch": "2.13.0"}
     (folder / "run.json").write_text(json.dumps(info | {"versions": versions, "machine": "2 cores, x86_64"}))
     (folder / "recipe.toml").write_text('format = 1\nstage = "rl"\n\n[model]\npath = "etude-nano"\n')

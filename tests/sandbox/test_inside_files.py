@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.sandbox.inside_files import Workspace
@@ -74,6 +74,7 @@ NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=("Cs"
 )
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.dictionaries(st.lists(NAMES, min_size=1, max_size=3).map("/".join), st.binary(max_size=50), max_size=6))
 def test_what_is_saved_is_restored(tmp_path_factory: pytest.TempPathFactory, contents: dict[str, bytes]) -> None:
     first, second = (tmp_path_factory.mktemp("w") for _ in range(2))

@@ -128,9 +128,12 @@ def test_a_server_on_the_hosts_loopback_cannot_be_reached(host: Machine) -> None
     assert done.stdout == b"111\n"  # refused
 
 
-def test_there_are_no_capabilities_and_no_new_privileges(host: Machine) -> None:
-    status = host.shell("cat /proc/self/status").stdout.decode()
-    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+@pytest.mark.parametrize("way", ["fork", "exec"])
+def test_there_are_no_capabilities_and_no_new_privileges(host: Machine, way: str) -> None:
+    done = (
+        host.python("print(open('/proc/self/status').read())") if way == "fork" else host.shell("cat /proc/self/status")
+    )
+    fields = dict(line.split(":", 1) for line in done.stdout.decode().splitlines() if ":" in line)
     for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
         assert int(fields[name], 16) == 0, name
     assert fields["NoNewPrivs"].strip() == "1"

@@ -17,7 +17,8 @@ from etude.tasks.recipe import TasksBuildRecipe
 BODIES = {
     "chunk": "(seq, size):\n    out = []\n    for i in range(0, len(seq), size):\n"
     "        out.append(seq[i:i + size])\n    return out",
-    "clamp": "(x, low, high):\n    if x < low:\n        return low\n    if x > high:\n        return high\n    return x",
+    "clamp": "(x, low, high):\n    if x < low:\n        return low\n    if x > high:\n        return high\n"
+    "    return x",
     "gcd": "(a, b):\n    while b:\n        a, b = (b, a % b)\n    return abs(a)",
     "camel": "(text):\n    words = text.split('_')\n    return words[0] + ''.join((w.title() for w in words[1:]))",
     "between": "(text, left, right):\n    start = text.find(left)\n    if start < 0:\n        return ''\n"

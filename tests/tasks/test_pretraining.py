@@ -22,8 +22,10 @@ def function(name: str, number: int, *, argument: str = "values") -> Function:
         f"def {name}({argument}, limit):\n    found = 0\n    for {name}_value in {argument}:\n"
         f"        if {name}_value < limit:\n            found += {number}\n    return found"
     )
-    return Function(package="numbers", version="1.0", licence="MIT", module="numbers", qualname=name, name=name,
-                    source=source, prelude="", lines=6, callable=number % 2 == 0, body_key=f"{name}{number}")  # fmt: skip
+    return Function(
+        package="numbers", version="1.0", licence="MIT", module="numbers", qualname=name, name=name, source=source,
+        prelude="", lines=6, callable=number % 2 == 0, body_key=f"{name}{number}",
+    )  # fmt: skip
 
 
 @pytest.fixture

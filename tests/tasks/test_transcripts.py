@@ -1,6 +1,7 @@
 """Expert transcripts: every reply does what it says, failures are real, and mistakes are not learned."""
 
 import random
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -39,11 +40,22 @@ def turns(made: Document) -> list[tuple[list, list[str]]]:
     found = []
     for part in text.split("<|assistant|>")[1:]:
         reply, _, rest = part.partition("<|end|>")
-        ids = [np.array([tokenizer.control(piece)]) if piece in ("<|call|>", "<|arg|>") else tokenizer.encode(piece)
-               for piece in reply.replace("<|call|>", "\0<|call|>\0").replace("<|arg|>", "\0<|arg|>\0").split("\0")]  # fmt: skip
+        pieces = re.split(r"(<\|call\|>|<\|arg\|>)", reply)
+        ids = [
+            np.array([tokenizer.control(piece)]) if piece.startswith("<|") else tokenizer.encode(piece)
+            for piece in pieces
+        ]
         ended = np.array([tokenizer.control("<|end|>")])
         found.append((list(RENDERER.parse(np.concatenate([*ids, ended])).calls), rest.split("<|result|>")[1:]))
     return found
+
+
+def answered(text: str, arguments: dict) -> tuple[str, str]:
+    """The text after an edit, and what the tool says."""
+    try:
+        return apply_edit(text, **arguments), "ok"
+    except EditError as error:
+        return text, f"error: {error}"
 
 
 def replay(made: Document) -> str:
@@ -54,11 +66,8 @@ def replay(made: Document) -> str:
             assert call.error is None
             if call.name == "edit_file":
                 arguments = {key: value for key, value in call.arguments.items() if key != "path"}
-                try:
-                    text = apply_edit(text, **arguments)
-                    assert result in ("ok", None)
-                except EditError as error:
-                    assert result == f"error: {error}"
+                text, answer = answered(text, arguments)
+                assert result in (answer, None)
             if call.name == "run_tests":
                 assert (result == "ok") == (text == RIGHT) or "fail" not in result
     return text
@@ -90,7 +99,9 @@ def test_wrong_edits_are_shown_with_their_real_failure_and_not_learned(prober: P
     assert "expected 5" in results[1]
     call = RENDERER.reply("", [first[0]])[:-1]
     start = next(n for n in range(len(made.ids)) if made.ids[n : n + len(call)].tolist() == call.tolist())
-    assert set(made.marks[start : start + len(call)]) == {UNTRAINED}
+    named = 4  # call, name, argument, path: trying an edit is right
+    assert set(made.marks[start : start + named]) == {FIX}
+    assert set(made.marks[start + named : start + len(call)]) == {UNTRAINED}
     assert set(made.marks[start + len(call) : start + len(call) + 2]) == {FIX}
 
 

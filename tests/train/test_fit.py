@@ -1,5 +1,6 @@
 """Fitting a small network: the quick forward is the plain one, and a fit goes on where it stopped."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,12 @@ from etude.train.nano_forward import NanoForward
 from etude.train.pretrain_recipe import ScheduleSettings
 from tiny import tiny_model
 
-SHAPE = NanoShape(hidden=32, layers=2, heads=2, head_dim=16, experts=4, intermediate=16, context_tokens=64, vocab_size=40)
-SCHEDULE = ScheduleSettings(wall_s=2.0, batch_tokens=200, micro_tokens=64, compiled=False, evaluate_every_s=0.5, threads=2)
+SHAPE = NanoShape(
+    hidden=32, layers=2, heads=2, head_dim=16, experts=4, intermediate=16, context_tokens=64, vocab_size=40
+)
+SCHEDULE = ScheduleSettings(
+    wall_s=2.0, batch_tokens=200, micro_tokens=64, compiled=False, evaluate_every_s=0.5, threads=2
+)
 
 
 class Rows:
@@ -88,7 +93,7 @@ def test_the_rate_rises_stays_and_falls_to_zero() -> None:
 def test_micro_batches_hold_every_document_once_within_the_limit() -> None:
     made = corpus()
     rows = list(micro_batches(made, list(range(len(made))), 64))
-    assert sorted(sum(rows, [])) == list(range(len(made)))
+    assert sorted(itertools.chain(*rows)) == list(range(len(made)))
     for row in rows:
         assert padded(made, row)[0].size <= 64
 

@@ -9,10 +9,11 @@ from etude.data.packing import MicroBatch, Tree, pack
 from etude.errors import ModelError
 from etude.models.load import Model, model_from_config
 from etude.models.routing import replay
+from etude.train import fast as fast_module
 from etude.train import forward as module
 from etude.train.forward import PackedForward, blocks
 from etude.types import Batch
-from tiny import FAMILIES, tiny_model
+from tiny import COMMON, FAMILIES, tiny_model
 from train.batches import make_batch
 
 
@@ -35,9 +36,10 @@ def plain_gradient(model: Model, batch: Batch) -> tuple[torch.Tensor, dict[str, 
 
 
 def packed_gradient(
-    model: Model, micros: tuple[MicroBatch, ...], denominator: float
+    model: Model, micros: tuple[MicroBatch, ...], denominator: float, *, fast: bool = True
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    forward = PackedForward(model)
+    forward = PackedForward(model, fast=fast)
+    assert (forward._fast is not None) == fast
     total = torch.zeros(())
     for micro in micros:
         logs = torch.log_softmax(forward(micro) @ forward.head.T, -1)
@@ -49,18 +51,20 @@ def packed_gradient(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("query_block", [128, 3])
+@pytest.mark.parametrize(("query_block", "chunk_rows"), [(128, 512), (3, 2)])
+@pytest.mark.parametrize("fast", [True, False])
 def test_a_packed_and_shared_forward_gives_the_gradient_of_separate_rows(
-    family: str, query_block: int, monkeypatch: pytest.MonkeyPatch
+    family: str, fast: bool, query_block: int, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "QUERY_BLOCK", query_block)
+    monkeypatch.setattr(fast_module, "CHUNK_ROWS", chunk_rows)
     model = tiny_model(family)
     batch = make_batch(model, 1)
     found = pack(batch.samples, max_cost=40, pair_cost=0.005)
     assert len(found.micro_batches) > 1
     assert found.tokens < found.unshared_tokens
     wanted_loss, wanted = plain_gradient(model, batch)
-    loss, gradient = packed_gradient(model, found.micro_batches, batch.denominator)
+    loss, gradient = packed_gradient(model, found.micro_batches, batch.denominator, fast=fast)
     torch.testing.assert_close(loss, wanted_loss, atol=1e-5, rtol=1e-5)
     scale = max(float(g.abs().max()) for g in wanted.values())
     for name, expected in wanted.items():
@@ -121,9 +125,8 @@ def test_blocks_cover_each_query_once_and_see_only_their_own_past() -> None:
 
 
 def test_a_family_that_bends_attention_or_logits_is_refused_by_name() -> None:
-    common = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-              "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64, "head_dim": 8}  # fmt: skip
-    with pytest.raises(ModelError, match="gemma2|softcap|sliding_window"):
+    common = {**COMMON, "head_dim": 8}
+    with pytest.raises(ModelError, match="softcap"):
         PackedForward(model_from_config(Gemma2Config(**common), seed=0))
     with pytest.raises(ModelError, match="sliding_window"):
         PackedForward(model_from_config(MistralConfig(**common, sliding_window=16), seed=0))

@@ -72,7 +72,7 @@ def test_the_weight_is_a_constant_for_the_gradient() -> None:
 
 
 def test_on_policy_the_expected_gradient_is_that_of_the_expected_reward() -> None:
-    """A tabular policy, 3 tokens by 3 steps, all 27 episodes enumerated; any reward that depends on the whole episode."""
+    """A tabular policy, 3 tokens by 3 steps, all 27 episodes enumerated, each with a reward of its own."""
     draw = torch.Generator().manual_seed(0)
     table = torch.randn(13, 3, generator=draw, dtype=torch.float64, requires_grad=True)  # one row a prefix
     rewards = {

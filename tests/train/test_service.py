@@ -214,7 +214,7 @@ def test_kill_minus_nine_before_and_after_a_checkpoint_ends_in_the_same_weights(
                     break
             process.kill()
     last = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
-    assert last.stdout.split()[0] in ("1", "4"), "it went on from the checkpoint of step 3, or died before that was in place"
+    assert last.stdout.split()[0] in ("1", "4"), "the checkpoint of step 3, unless it died before"
     saved = Checkpoints(tmp_path / "checkpoints", open_store(f"file://{tmp_path}/weights"))
     tensors = dict(saved.load(saved.names()[-1]).tensors)
     assert tensors.pop("updates") == 6

@@ -13,7 +13,9 @@ from etude.cli.options import Json, Overrides
 RecipePath = Annotated[Path, typer.Argument(help="A recipe of this stage, or the name of a shipped one.")]
 
 
-def pretrain(recipe: RecipePath = Path("nano-pretrain.toml"), overrides: Overrides = None, as_json: Json = False) -> None:
+def pretrain(
+    recipe: RecipePath = Path("nano-pretrain.toml"), overrides: Overrides = None, as_json: Json = False
+) -> None:
     """Pretrain a model on code. The same command goes on where it was."""
     _run("pretrain", recipe, overrides, as_json)
 

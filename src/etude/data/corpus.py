@@ -143,9 +143,7 @@ def opening(name: str, files: dict[str, str]) -> tuple[Message, ...]:
 
 
 def edit_call(edit: Edit) -> ToolCall:
-    return ToolCall(
-        name="edit_file", arguments={"path": PATH, "old": edit.old, "new": edit.new, "line": edit.line}
-    )
+    return ToolCall(name="edit_file", arguments={"path": PATH, "old": edit.old, "new": edit.new, "line": edit.line})
 
 
 def document(renderer: NanoRenderer, name: str, broken: str, edits: Sequence[Edit]) -> Document:

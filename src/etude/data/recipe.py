@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from etude.errors import RecipeError
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusSettings:
@@ -28,6 +30,14 @@ class CorpusSettings:
     seed: int = 0
     """Of the faults and of the documents' order."""
 
+    def __post_init__(self) -> None:
+        for name in ("passes_callable", "passes_free", "passes_method", "min_lines_method", "num_probes"):
+            if getattr(self, name) < 0:
+                raise RecipeError(f"corpus.{name} = {getattr(self, name)} must not be negative")
+        for name in ("max_faults", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"corpus.{name} = {getattr(self, name)} must be at least 1")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TranscriptSettings:
@@ -51,3 +61,15 @@ class TranscriptSettings:
     """Longer transcripts are left out."""
     seed: int = 0
     """Of all choices."""
+
+    def __post_init__(self) -> None:
+        for name in ("read_first", "test_first", "slip", "give_up", "test_after"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RecipeError(f"transcripts.{name} = {getattr(self, name)} must be a share", hint="from 0 to 1")
+        if min(self.wrong_edits, default=-1) < 0 or not sum(self.wrong_edits) > 0:
+            raise RecipeError(
+                f"transcripts.wrong_edits = {list(self.wrong_edits)} must be shares",
+                cause="none is above 0, or one is below",
+            )
+        if self.per_task < 1 or self.max_tokens < 1:
+            raise RecipeError("transcripts.per_task and transcripts.max_tokens must be at least 1")

@@ -179,7 +179,9 @@ class NanoRenderer:
             if parameter.kind == "integer":
                 # Stricter than int(): no spaces, underscores, or digits of other scripts.
                 if not (value.isascii() and value.removeprefix("-").isdigit() and len(value) <= 9):
-                    return ToolCall(name=name, arguments={}, error=f"{parameter.name} must be an integer, got {value!r}")
+                    return ToolCall(
+                        name=name, arguments={}, error=f"{parameter.name} must be an integer, got {value!r}"
+                    )
                 arguments[parameter.name] = int(value)
             else:
                 arguments[parameter.name] = value
@@ -211,5 +213,5 @@ def _split(tokens: Sequence[int], mark: int) -> list[list[int]]:
 
 
 def open_renderer(folder: Path, tools: Sequence[str]) -> Renderer:
-    """The chat format of the model in `folder`, for these tools. Errors: ModelError if its tokenizer has none of ours."""
+    """The chat format of the model in `folder`, for these tools. Errors: ModelError if its tokenizer is not the nano's."""
     return NanoRenderer(load_cached(str(folder)), {name: NANO_TOOLS[name] for name in tools})

@@ -129,25 +129,38 @@ def attend(
         return _fused(query, key, value, scale, past=0).transpose(1, 2), None
     layer = module.layer_idx
     assert isinstance(layer, int)
+    rows = (array[0].transpose(0, 1) for array in (query, key, value))
+    return attend_over_kv(*rows, layer=layer, scale=scale, plan=plan)[None], None
+
+
+def attend_over_kv(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, layer: int, scale: float, plan: Plan
+) -> torch.Tensor:
+    """Write the new keys and values, then attend. query: [T, H, D]; key, value: [T, K, D]. Returns [T, H, D]."""
     keys, values = plan.memory.keys[layer], plan.memory.values[layer]
     rows = plan.num_decode
-    output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
     if rows:
-        keys[plan.slots, :, plan.last] = key[0, :, :rows].transpose(0, 1)
-        values[plan.slots, :, plan.last] = value[0, :, :rows].transpose(0, 1)
-        output[0, :rows] = decode(query[0, :, :rows].transpose(0, 1), keys, values, scale, plan)
+        keys[plan.slots, :, plan.last] = key[:rows]
+        values[plan.slots, :, plan.last] = value[:rows]
+        decoded = decode(query[:rows], keys, values, scale, plan)
+        if not plan.stretches:
+            return decoded
+    output = query.new_empty(*query.shape[:2], value.shape[-1])
+    if rows:
+        output[:rows] = decoded
     for stretch in plan.stretches:
         place = slice(stretch.offset, stretch.offset + stretch.count)
         end = stretch.start + stretch.count
-        keys[stretch.slot, :, stretch.start : end] = key[0, :, place]
-        values[stretch.slot, :, stretch.start : end] = value[0, :, place]
+        keys[stretch.slot, :, stretch.start : end] = key[place].transpose(0, 1)
+        values[stretch.slot, :, stretch.start : end] = value[place].transpose(0, 1)
         seen = keys[stretch.slot, :, :end], values[stretch.slot, :, :end]
         if stretch.base:
             shared = keys[stretch.parent, :, : stretch.base], values[stretch.parent, :, : stretch.base]
             seen = torch.cat((shared[0], seen[0]), dim=1), torch.cat((shared[1], seen[1]), dim=1)
         past = stretch.base + stretch.start
-        output[0, place] = _fused(query[:, :, place], seen[0][None], seen[1][None], scale, past)[0].transpose(0, 1)
-    return output, None
+        found = _fused(query[place].transpose(0, 1)[None], seen[0][None], seen[1][None], scale, past)
+        output[place] = found[0].transpose(0, 1)
+    return output
 
 
 def decode(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, plan: Plan) -> torch.Tensor:
@@ -204,15 +217,15 @@ def _fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: f
 def _runs(decode: Sequence[DecodeRow]) -> tuple[Run, ...]:
     """Neighbouring slots together, unless their lengths differ so much that a call of its own is cheaper."""
     runs: list[Run] = []
-    first, columns, used = 0, 0, 0
+    first, columns = 0, 0
     for index, row in enumerate(decode):
         size = index - first
         adjacent = size > 0 and row.slot == decode[index - 1].slot + 1
-        longest = max(columns, row.own)
-        if size and (not adjacent or longest * (size + 1) - (used + row.own) > longest * size - used + CALL_COST):
+        in_vain = max(columns, row.own) * (size + 1) - columns * size - row.own  # computed more than there is to see
+        if size and (not adjacent or in_vain > CALL_COST):
             runs.append(_run(decode, first, index, columns))
-            first, columns, used = index, 0, 0
-        columns, used = max(columns, row.own), used + row.own
+            first, columns = index, 0
+        columns = max(columns, row.own)
     if decode:
         runs.append(_run(decode, first, len(decode), columns))
     return tuple(runs)

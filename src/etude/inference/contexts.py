@@ -113,7 +113,11 @@ class ContextTable:
             self._evict(context)
         shared = None if own else self._shared(ids, version)
         if not self._reserve(context, shared, limit):
-            shared = None  # the source itself may be what is in the way
+            if any(other.is_busy for other in self._contexts.values()):
+                return None
+            # What is to be taken over is itself in the way: the source, or a parent of which only a part is read.
+            self._evict(context)
+            own, shared = 0, None
             if not self._reserve(context, shared, limit):
                 return None
         self._truncate(context, own, first=len(ids))
@@ -157,10 +161,12 @@ class ContextTable:
         elif context is not None:
             self._forget(context)
 
-    def wipe(self, context: ContextKV) -> None:
-        """Overwrite its KV: values that are not finite would spoil whoever gets the memory next."""
-        if context.slot is not None:
-            self.memory.wipe(context.slot)
+    def purge(self) -> None:
+        """Drop all KV that no running request holds, and clear its memory: it may hold values that are not finite."""
+        for context in list(self._contexts.values()):
+            if not context.is_busy:
+                self._evict(context)
+        self.memory.wipe_free()
 
     def new_version(self) -> None:
         """A swap: nothing is of the serving version any more."""

@@ -18,6 +18,7 @@ import torch
 
 from etude.errors import ModelError
 from etude.inference import attention
+from etude.inference.fast import FastForward, supports
 from etude.inference.kv import KVMemory, LayerShape
 from etude.inference.requests import Sequence
 from etude.models.load import Model
@@ -78,9 +79,11 @@ def layer_shapes(model: Model) -> list[LayerShape]:
 class Forward:
     """Runs steps. Used by the engine's thread alone."""
 
-    def __init__(self, model: Model, memory: KVMemory) -> None:
+    def __init__(self, model: Model, memory: KVMemory, *, use_fast: bool = True) -> None:
+        """use_fast: take the fast path where the family has one; tests compare it with the other."""
         self.model = model
         self.memory = memory
+        self._fast = FastForward(model) if use_fast and supports(model) else None
 
     def step(self, decode: Items[Work], prefill: Items[Work]) -> torch.Tensor:
         """Compute the work and record its routes. decode: one token each, in the order of their slots.
@@ -89,19 +92,31 @@ class Forward:
         """
         plan = self._plan(decode, prefill)
         work = [*decode, *prefill]
-        ids = np.concatenate([_ids(item) for item in work]).astype(np.int64)
-        positions = np.concatenate([_positions(item) for item in work])
+        ids = torch.from_numpy(np.concatenate([_ids(item) for item in work]).astype(np.int64))
+        positions = torch.from_numpy(np.concatenate([_positions(item) for item in work]))
         ends = np.cumsum([item.count for item in work]) - 1
+        if self._fast is not None:
+            logits, experts = self._fast(ids, positions, torch.from_numpy(ends), plan)
+        else:
+            logits, experts = self._plain(ids, positions, torch.from_numpy(ends), plan)
+        if experts is not None:
+            _record(work, ends, experts.numpy())
+        return logits
+
+    def refresh(self) -> None:
+        """After the parameters changed."""
+        if self._fast is not None:
+            self._fast.refresh()
+
+    def _plain(
+        self, ids: torch.Tensor, positions: torch.Tensor, ends: torch.Tensor, plan: attention.Plan
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """By transformers' modules."""
         with attention.using(plan), capture(self.model) as routes:
             logits = self.model.network(
-                input_ids=torch.from_numpy(ids)[None],
-                position_ids=torch.from_numpy(positions)[None],
-                use_cache=False,
-                logits_to_keep=torch.from_numpy(ends),
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=ends
             ).logits[0]
-        if self.model.num_moe_layers:
-            _record(work, ends, routes.experts().numpy())
-        return logits
+        return logits, routes.experts() if self.model.num_moe_layers else None
 
     def score(self, ids: np.ndarray, routes: Routes | None) -> tuple[np.ndarray, Routes | None]:
         """See protocols.Engine.score."""

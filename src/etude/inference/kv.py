@@ -95,10 +95,12 @@ class KVMemory:
         for array in (*self.keys, *self.values):
             array[target.index, :, to : to + tokens] = array[source.index, :, :tokens]
 
-    def wipe(self, slot: Slot) -> None:
-        """Zeros everywhere."""
-        for array in (*self.keys, *self.values):
-            array[slot.index].zero_()
+    def wipe_free(self) -> None:
+        """Zeros wherever a free slot was written."""
+        for index in self._free:
+            if self._touched[index]:
+                for array in (*self.keys, *self.values):
+                    array[index].zero_()
 
     def _reserve(self, slots: int, heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
         shape = (slots, heads, self.window, dim)

@@ -273,11 +273,13 @@ class TorchEngine:
             sequences, tokens.tolist(), logprobs.tolist(), is_sound, strict=True
         ):
             if not sound:
-                self._fail(sequence, EngineError("the model's output is not finite", cause="its weights have diverged"))
+                self._fail(sequence)
                 continue
             stop = sequence.append(token, logprob)
             if stop is not None or sequence.length - sequence.sent >= CHUNK_TOKENS:
                 self._emit(sequence, stop)
+        if not all(is_sound):
+            self._table.purge()
 
     def _emit(self, sequence: Sequence, stop: StopReason | None) -> None:
         self._outbox.send(sequence.sink, sequence.chunk(stop))
@@ -286,11 +288,11 @@ class TorchEngine:
             sequence.context.reported_rows = sequence.context.computed
             self._scheduler.remove(sequence, self._version)
 
-    def _fail(self, sequence: Sequence, error: EngineError) -> None:
-        """End a request with an error; its KV is not trusted."""
-        if sequence.context is not None:
-            sequence.context.keep = False
-            self._table.wipe(sequence.context)
+    def _fail(self, sequence: Sequence) -> None:
+        """The model gave no distribution. The request ends, and its KV is not kept."""
+        assert sequence.context is not None
+        sequence.context.keep = False
+        error = EngineError("the model's output is not finite", cause="its weights have diverged")
         self._outbox.send(sequence.sink, error)
         self._scheduler.remove(sequence, self._version)
 
@@ -313,6 +315,7 @@ class TorchEngine:
             self._scheduler.remove(sequence, self._version)
         self._swap = None
         self._model.assign(swap.tensors)  # a failure in here ends the engine: it never serves a mixture
+        self._forward.refresh()
         self._serve(swap.version)
         reach("swap-committed")
         self._swaps += 1

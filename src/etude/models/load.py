@@ -59,6 +59,10 @@ class Model:
         """All parameters and persistent buffers under the hub checkpoint's names and shapes, as views."""
         return dict(self._views)
 
+    def renew_views(self) -> None:
+        """After parameters were moved to other memory."""
+        self._views = hub_views(self.network)
+
     def assign(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy a whole version in. Everything is checked first, so that a refusal leaves the network as it was.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from etude.errors import RecipeError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
@@ -35,6 +37,15 @@ class NanoShape:
     """Longest window."""
     vocab_size: int = 2048
     """Tokens of the tokenizer, control tokens included."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "layers", "heads", "head_dim", "top_k", "intermediate", "context_tokens", "vocab_size"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"shape.{name} = {getattr(self, name)} must be at least 1")
+        if self.head_dim % 2:
+            raise RecipeError(f"shape.head_dim = {self.head_dim} must be even", cause="rotary positions turn pairs")
+        if self.experts and not self.top_k <= self.experts:
+            raise RecipeError(f"shape.top_k = {self.top_k} exceeds shape.experts = {self.experts}")
 
 
 def nano_config(shape: NanoShape, *, pad_id: int, begin_id: int, end_id: int) -> PreTrainedConfig:

@@ -105,7 +105,7 @@ def replay(model: Model, experts: torch.Tensor, valid: torch.Tensor) -> Iterator
     """
     found = routers(model)
     valid = valid.bool()
-    experts = _checked(model, experts, valid)
+    experts = checked_routes(model, experts, valid)
     handles = []
     for layer, router in enumerate(found):
 
@@ -127,7 +127,7 @@ def replay(model: Model, experts: torch.Tensor, valid: torch.Tensor) -> Iterator
             handle.remove()
 
 
-def _checked(model: Model, experts: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+def checked_routes(model: Model, experts: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """`experts` as int64 with rows that are not valid set to 0. Errors: ModelError."""
     expected = (len(valid), model.num_moe_layers, model.top_k)
     if valid.dim() != 1 or tuple(experts.shape) != expected:

@@ -1,6 +1,6 @@
 """The host's end of a sandbox's socket: one request, one answer, and the process behind it.
 
-    frame = header length, body length (4 bytes each, big-endian), header (JSON), body      (see inside_zygote.py)
+    frame = header length, body length (4 bytes each, big-endian), header (JSON), body      (see inside_wire.py)
 
 What comes back is not trusted: lengths are bounded before anything is read. Death of the sandbox, and a frame that is
 not one, are SandboxDiedError; OSErrors from inside are raised as the same OSError here.
@@ -21,8 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 from etude.errors import SandboxDiedError, SandboxError
+from etude.sandbox.inside_wire import HEAD, head_of
 
-_HEAD = struct.Struct(">II")
 _UCRED = struct.Struct("iii")
 _MAX_HEADER = 64 << 20
 _GRACE_S = 30.0
@@ -43,8 +43,8 @@ async def first_words(host: socket.socket) -> tuple[int, dict[str, Any]]:
     Errors: EOFError, ConnectionError, ValueError.
     """
     await _readable(host.fileno())
-    head, ancillary, _, _ = host.recvmsg(_HEAD.size, socket.CMSG_SPACE(_UCRED.size))
-    if len(head) < _HEAD.size:
+    head, ancillary, _, _ = host.recvmsg(HEAD.size, socket.CMSG_SPACE(_UCRED.size))
+    if len(head) < HEAD.size:
         raise EOFError("it ended at once")
     pid = 0
     for level, kind, data in ancillary:
@@ -65,7 +65,7 @@ async def _readable(handle: int) -> None:
 
 
 async def _read_rest(host: socket.socket, head: bytes, max_body: int) -> tuple[dict[str, Any], bytes]:
-    header_size, body_size = _HEAD.unpack(head)
+    header_size, body_size = HEAD.unpack(head)
     if header_size > _MAX_HEADER or body_size > max_body:
         raise ValueError("it sent something that is not an answer")
     header = json.loads(await _read_exactly(host, header_size))
@@ -126,15 +126,14 @@ class Channel:
         Errors: OSError from inside; SandboxDiedError. A caller that is cancelled while it waits has its sandbox
         killed: what it asked for may be half done.
         """
-        head = json.dumps(header).encode()
-        frame = b"".join((_HEAD.pack(len(head), sum(map(len, bodies))), head, *bodies))
+        frame = b"".join((head_of(header, sum(map(len, bodies))), *bodies))
         async with self._lock:
             if self._why_closed is not None:
                 raise self._died(self._why_closed)
             try:
                 async with asyncio.timeout(timeout_s + _GRACE_S):
                     await asyncio.get_running_loop().sock_sendall(self._host, frame)
-                    size = await _read_exactly(self._host, _HEAD.size)
+                    size = await _read_exactly(self._host, HEAD.size)
                     answer, body = await _read_rest(self._host, size, self._max_body)
             except TimeoutError as error:
                 self.kill("it did not answer in time")

@@ -11,7 +11,9 @@ from __future__ import annotations
 import _signal  # `signal` turns every number into an enum, which touches much memory
 import atexit
 import ctypes
+import fcntl
 import io
+import json
 import os
 import resource
 import sys
@@ -22,7 +24,8 @@ MAX_FILES = 1024
 """Descriptors that a process may have open."""
 _PR_SET_DUMPABLE = 4
 _NAME = "<run>"
-_OURS = ("etude", "etude.sandbox", *(f"etude.sandbox.inside_{name}" for name in ("child", "files", "nest", "zygote")))
+_OURS = ("etude", "etude.sandbox", *(f"etude.sandbox.inside_{name}" for name in
+         ("child", "files", "nest", "run", "wire", "zygote")))  # fmt: skip
 
 _prctl = ctypes.PyDLL(None).prctl
 
@@ -54,29 +57,50 @@ def prepare() -> None:
     sys.modules["__main__"], sys.stderr = main, stderr
 
 
-def become(handles: list[int], max_data: int, argv: list[str], source: bytes, env: dict[str, str]) -> NoReturn:
-    """Take `handles` as descriptors 0 to 3, then execute `argv`, or Python `source` if `argv` is empty.
+def encode(argv: list[str], source: bytes, env: dict[str, str]) -> bytes:
+    """What `wait` waits for."""
+    if not argv and not env:
+        return b"-" + source  # the frequent case: no need to touch `json`
+    return b"+" + json.dumps([argv, env]).encode() + b"\n" + source
+
+
+def wait(handles: list[int], max_data: int) -> NoReturn:
+    """In a new fork: take `handles` as descriptors 0 to 3 and the one that tells what to do, do it, and end.
 
     `max_data`: bytes of private memory that this process may have (RLIMIT_DATA), 0 where a cgroup counts.
     """
     code = 126
     try:
-        for number, handle in enumerate(handles):  # they are above 3: the zygote's own fill 0 to 3
+        for number, handle in enumerate([fcntl.fcntl(handle, fcntl.F_DUPFD, 16) for handle in handles]):
             os.dup2(handle, number)
-        os.closerange(4, MAX_FILES)
+        os.closerange(5, MAX_FILES)
         os.setpgid(0, 0)
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         _prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
         _volunteer()
         if max_data:
             resource.setrlimit(resource.RLIMIT_DATA, (max_data, max_data))
-        if env:
-            os.environ.update(env)
-        code = _run_python(source) if not argv else _execute(argv)
+        for name in _OURS:
+            sys.modules.pop(name, None)
+        _execute_source(b"pass")  # touches the memory that the real one will touch
+        parts = []
+        while part := os.read(4, 1 << 20):
+            parts.append(part)
+        os.close(4)
+        code = _become(b"".join(parts))
     except (OSError, ValueError) as error:
         os.write(2, f"cannot start: {error}\n".encode(errors="replace"))
     finally:
         os._exit(code)
+
+
+def _become(work: bytes) -> int:
+    if work[:1] == b"-":
+        return _run_python(work[1:])
+    head, _, source = work[1:].partition(b"\n")
+    argv, env = json.loads(head)
+    os.environ.update(env)
+    return _execute(argv) if argv else _run_python(source)
 
 
 def _volunteer() -> None:
@@ -98,8 +122,6 @@ def _execute(argv: list[str]) -> int:
 
 def _run_python(source: bytes) -> int:
     """As `python -c` would, in the interpreter that is here. Returns the exit code."""
-    for name in _OURS:
-        sys.modules.pop(name, None)
     code = _execute_source(source)
     try:
         if "threading" in sys.modules:
@@ -121,7 +143,8 @@ def _execute_source(source: bytes) -> int:
         return _exit_code(stop)
     except BaseException as error:  # foreign code may raise anything: it is reported, as the interpreter does
         trace = error.__traceback__
-        sys.excepthook(type(error), error, trace.tb_next if trace else None)
+        error.__traceback__ = trace.tb_next if trace else None  # without this function
+        sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
 

@@ -13,18 +13,18 @@ that it made. What it does not do: answer requests of a sandbox; those go straig
 
 from __future__ import annotations
 
+import _signal
 import array
 import ctypes
 import fcntl
 import gc
 import os
 import resource
-import signal
 import socket
 import struct
 
 from etude.sandbox import inside_child, inside_zygote
-from etude.sandbox.inside_zygote import Config
+from etude.sandbox.inside_wire import Config, read_frame, send_frame
 
 WARM = "bisect collections copy datetime functools heapq itertools json math operator re string struct typing"
 """What the programs inside are likely to import, loaded once and shared by all. Every page of it is a cost to every
@@ -48,18 +48,18 @@ def main() -> None:
     os.dup2(null, 1)
     os.close(null)
     try:
-        header, rules = inside_zygote.read_frame(control)
+        header, rules = read_frame(control)
     except EOFError:
         os._exit(0)
     config = Config(**header)
     os.nice(config.nice)
     for name in WARM.split():
         __import__(name)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     os.umask(0o022)
     os.environ.pop("PWD", None)
     inside_zygote.rehearse(config)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps what the nest forks
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel reaps what the nest forks
     gc.collect()
     gc.freeze()
     control.sendall(b"k")
@@ -70,13 +70,13 @@ def main() -> None:
         if not request:
             os._exit(0)
         # As os.fork, but at once into new namespaces. Neither this process nor its forks ever have a second thread.
-        pid = _libc.syscall(clone, _CLONE | signal.SIGCHLD, 0, 0, 0, 0)
+        pid = _libc.syscall(clone, _CLONE | _signal.SIGCHLD, 0, 0, 0, 0)
         if pid == 0:
             control.close()
             _start(handles[0], user, group, config, bytes(rules))
         if pid < 0:
             failed = socket.socket(fileno=handles[0])
-            inside_zygote.send_frame(failed, {"failed": f"clone: {os.strerror(ctypes.get_errno())}"})
+            send_frame(failed, {"failed": f"clone: {os.strerror(ctypes.get_errno())}"})
             failed.close()
         else:
             os.close(handles[0])
@@ -89,7 +89,7 @@ def _start(handle: int, user: int, group: int, config: Config, rules: bytes) -> 
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{user} {user} 1")
         _write("/proc/self/gid_map", f"{group} {group} 1")
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
         _mount_private(config)
         _raise_loopback()
         socket.sethostname("sandbox")
@@ -97,7 +97,7 @@ def _start(handle: int, user: int, group: int, config: Config, rules: bytes) -> 
         _limit(config)
         _drop_privileges(rules)
     except OSError as error:
-        inside_zygote.send_frame(channel, {"failed": str(error)})
+        send_frame(channel, {"failed": str(error)})
         os._exit(1)
     inside_zygote.serve(channel, config)
 
@@ -107,9 +107,8 @@ def _mount_private(config: Config) -> None:
     inodes = max(1024, config.disk_bytes // 4096)
     options = f"size={config.disk_bytes},nr_inodes={inodes},mode=755".encode()
     _mount(b"tmpfs", b"/tmp", b"tmpfs", _NOSUID | _NODEV, options)
-    for name, mode in (("workspace", 0o755), ("tmp", 0o1777), ("shm", 0o1777)):
-        os.mkdir(f"/tmp/{name}")
-        os.chmod(f"/tmp/{name}", mode)
+    for name in ("workspace", "tmp", "shm"):
+        os.mkdir(f"/tmp/{name}", 0o755)
     _mount(b"/tmp/workspace", b"/workspace", None, _BIND, None)
     _mount(b"/tmp/shm", b"/dev/shm", None, _BIND, None)
     _mount(b"/tmp/tmp", b"/tmp", None, _BIND, None)

@@ -74,6 +74,10 @@ class Group:
         for folder in self.folders:
             _put(folder / "cgroup.procs", str(pid))
 
+    def is_empty(self) -> bool:
+        """Whether the last process has gone, so that another sandbox may have it. Errors: OSError."""
+        return not (self.folders[-1] / "cgroup.procs").read_bytes()
+
     def remove(self) -> bool:
         """False while processes are still ending in it: try again."""
         for folder in self.folders:

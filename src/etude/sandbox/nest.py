@@ -10,18 +10,17 @@ and every sandbox ends when its socket closes. What it does not do: keep a stock
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import itertools
-import json
 import os
 import socket
-import struct
 import sys
 
 from etude.errors import SandboxError
 from etude.sandbox import limits, seccomp, tree
 from etude.sandbox.channel import Channel, first_words, make_socket, send_end
-from etude.sandbox.inside_zygote import Config
+from etude.sandbox.inside_wire import Config, head_of
 from etude.sandbox.recipe import SandboxRecipe
 
 _NUMBERS = itertools.count()
@@ -30,6 +29,8 @@ START_S = 60.0
 """For a start that takes a fraction of a second on an idle machine."""
 _BASE_MEMORY = 16 << 20
 """Bytes beside the recipe's, for process 1."""
+_OURS = 1
+"""Processes beside the recipe's: process 1."""
 
 
 class Nest:
@@ -43,6 +44,7 @@ class Nest:
         self._control: socket.socket | None = None
         self._log = bytearray()
         self._reading: asyncio.Task[None] | None = None
+        self._used_groups: collections.deque[limits.Group] = collections.deque()
 
     async def start(self) -> None:
         """Errors: SandboxError with bubblewrap's own words and what to do about them."""
@@ -91,11 +93,11 @@ class Nest:
                 os.close(handle)
 
     async def _greet(self, control: socket.socket, rules: bytes) -> bool:
-        header = json.dumps(self._config()._asdict()).encode()
+        header = head_of(self._config()._asdict(), len(rules))
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(START_S):
-                await loop.sock_sendall(control, struct.pack(">II", len(header), len(rules)) + header + rules)
+                await loop.sock_sendall(control, header + rules)
                 return await loop.sock_recv(control, 1) != b""
         except (TimeoutError, ConnectionError):
             return False
@@ -153,11 +155,30 @@ class Nest:
     def _limit(self, number: int, pid: int) -> limits.Group | None:
         if self._groups is None:
             return None
+        group = self._free_group() or self._make_group(number, self._groups)
+        try:
+            group.add(pid)
+        except OSError:
+            self.recycle(group)
+            raise
+        return group
+
+    def recycle(self, group: limits.Group) -> None:
+        """Of a sandbox that has ended: making one takes as long as a fork."""
+        self._used_groups.append(group)
+
+    def _free_group(self) -> limits.Group | None:
+        for _ in range(len(self._used_groups)):
+            group = self._used_groups.popleft()
+            if group.is_empty():
+                return group
+            self._used_groups.append(group)
+        return None
+
+    def _make_group(self, number: int, groups: limits.Cgroups) -> limits.Group:
         recipe = self._recipe
         memory = ((recipe.memory_mb + recipe.disk_mb) << 20) + _BASE_MEMORY
-        group = self._groups.make(number, limits.Limits(memory_bytes=memory, pids=recipe.pids + 1, nice=recipe.nice))
-        group.add(pid)
-        return group
+        return groups.make(number, limits.Limits(memory_bytes=memory, pids=recipe.pids + _OURS, nice=recipe.nice))
 
     def _max_body(self) -> int:
         return (self._recipe.disk_mb << 20) + 3 * (self._recipe.output_kb << 10) + (1 << 20)
@@ -173,6 +194,14 @@ class Nest:
             await self._process.wait()
         if self._reading is not None:
             await self._reading
+
+    async def remove_groups(self) -> None:
+        """After the last sandbox has ended."""
+        for _ in range(100):
+            self._used_groups = collections.deque(group for group in self._used_groups if not group.remove())
+            if not self._used_groups:
+                break
+            await asyncio.sleep(0.01)  # the kernel is still ending processes
 
     async def _read_log(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None

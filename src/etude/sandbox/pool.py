@@ -49,7 +49,6 @@ class NamespacePool:
         self._nest: Nest | None = None
         self._nest_lock = asyncio.Lock()
         self._folder: Path | None = None
-        self._emptied: list[limits.Group] = []
         self._closed = False
 
     async def __aenter__(self) -> NamespacePool:
@@ -93,20 +92,18 @@ class NamespacePool:
     async def close(self) -> None:
         """Kill every sandbox, wait until all are gone, and remove what they left. Idempotent."""
         self._closed = True
-        if self._nest is not None:
-            await self._nest.close()
         for future in self._waiting:
             if not future.done():
                 future.set_exception(SandboxError("the pool was closed"))
+        if self._nest is not None:
+            await self._nest.close()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         for sandbox in (*self._stock, *self._in_use):
             await sandbox.close()
         self._stock.clear()
-        for _ in range(100):
-            if not self._remove_emptied():
-                break
-            await asyncio.sleep(0.01)
+        if self._nest is not None:
+            await self._nest.remove_groups()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -178,6 +175,7 @@ class NamespacePool:
                 return self._nest
             if self._nest is not None:
                 await self._nest.close()
+                await self._nest.remove_groups()
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="etude-sandbox-"))
                 _allow_descriptors(_DESCRIPTORS * (self._max_running + self._recipe.spares))
@@ -194,17 +192,11 @@ class NamespacePool:
             return nest
 
     def _release(self, sandbox: NamespaceSandbox) -> None:
-        if sandbox.group is not None:
-            self._emptied.append(sandbox.group)
-            self._remove_emptied()
+        if sandbox.group is not None and self._nest is not None:
+            self._nest.recycle(sandbox.group)
         if sandbox in self._in_use:
             self._in_use.discard(sandbox)
             self._places.release()
-
-    def _remove_emptied(self) -> bool:
-        """True if some are still not empty."""
-        self._emptied = [group for group in self._emptied if not group.remove()]
-        return bool(self._emptied)
 
     def _spawn_task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

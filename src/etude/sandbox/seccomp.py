@@ -71,6 +71,7 @@ def program(*, memory_is_counted: bool) -> bytes:
     import pyseccomp
 
     rules = pyseccomp.SyscallFilter(defaction=pyseccomp.ERRNO(errno.ENOSYS))
+    rules.set_attr(pyseccomp.Attr.CTL_OPTIMIZE, 2)  # a binary tree: faster to load and to run than a list
 
     def add(action: int, name: str, *arguments: pyseccomp.Arg) -> None:
         if pyseccomp.resolve_syscall(pyseccomp.system_arch(), name) >= 0:

@@ -49,7 +49,7 @@ _FILES = {
     "/run/etude/etude/__init__.py": "",
     "/run/etude/etude/sandbox/__init__.py": "",
 }
-_INSIDE = ("inside_child", "inside_files", "inside_nest", "inside_zygote")
+_INSIDE = ("inside_child", "inside_files", "inside_nest", "inside_run", "inside_wire", "inside_zygote")
 _START = "import sys; sys.path.insert(0, '/run/etude'); from etude.sandbox.inside_nest import main; main()"
 
 

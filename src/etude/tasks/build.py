@@ -101,16 +101,17 @@ def _read(recipe: TasksBuildRecipe, cache: Path, report: Progress) -> Iterator[t
         yield from harvest.read(Path(recipe.functions))
         return
     packages.fetch(packages.PACKAGES, cache)
+    names = [package.name for package in packages.PACKAGES]
+    report("harvest", 0, len(names))
     found: list[harvest.Function] = []
-    for number, package in enumerate(packages.PACKAGES):
-        report("harvest", number, len(packages.PACKAGES))
-        found.extend(harvest.harvest([package], cache))
-    report("harvest", len(packages.PACKAGES), len(packages.PACKAGES))
+    for function in harvest.harvest(packages.PACKAGES, cache, workers=recipe.workers):
+        if not found or found[-1].package != function.package:
+            report("harvest", names.index(function.package), len(names))
+        found.append(function)
+    report("harvest", len(names), len(names))
     splits = split.assign(found, {package.name: package.role for package in packages.PACKAGES}).splits
-    seen: set[str] = set()
     for function in found:
-        if function.body_key in splits and function.body_key not in seen:
-            seen.add(function.body_key)
+        if function.body_key in splits:
             yield function, splits[function.body_key]
 
 
@@ -192,14 +193,19 @@ def _make_all(
 def _ordered(
     told: list[tuple[mutate.Mutation, checks.Verdict]], rng: random.Random, limit: int
 ) -> list[tuple[mutate.Mutation, checks.Verdict]]:
-    """Different kinds first, then different lines; faults that some calls do not show before those that all show."""
+    """The held-out kind first (few functions can have it), then different kinds, faults that some calls do not show,
+    different lines. Twice `limit`, since some will have too few checks."""
     rng.shuffle(told)
-    told.sort(key=lambda item: item[1].passes == 0)
     kinds: Counter[str] = Counter()
     lines: Counter[int] = Counter()
     ordered: list[tuple[mutate.Mutation, checks.Verdict]] = []
     while told and len(ordered) < 2 * limit:
-        best = min(told, key=lambda item: (kinds[item[0].kind], item[1].passes == 0, lines[item[0].line]))
+        best = min(
+            told,
+            key=lambda item: (
+                kinds[item[0].kind], item[0].kind != mutate.HELDOUT_KIND, item[1].passes == 0, lines[item[0].line],
+            ),
+        )  # fmt: skip
         told.remove(best)
         kinds[best[0].kind] += 1
         lines[best[0].line] += 1

@@ -224,10 +224,7 @@ def choose(
     passes = [probe for probe, outcome in zip(pool, verdict.outcomes, strict=True) if outcome == "pass"]
     if len(kills) < 2 or len(kills) + len(passes) < 8:
         return None
-    rng.shuffle(kills)
-    rng.shuffle(passes)
-    kills.sort(key=_is_long)
-    passes.sort(key=_is_long)
+    kills, passes = _spread(kills, rng), _spread(passes, rng)
     num_shown = min(visible, len(kills) + len(passes) - 6)
     shown_kills = max(1, min(len(kills) - 1, (num_shown + 1) // 2))
     shown_passes = min(num_shown - shown_kills, max(0, len(passes) - 2))
@@ -245,6 +242,17 @@ def choose(
     return tuple(
         IOCheck(call=probe.call, expected=probe.expected, visible=probe in shown) for probe in (*shown, *graded)
     )
+
+
+def _spread(probes: Sequence[Probe], rng: random.Random) -> list[Probe]:
+    """In random order, but every value once before any comes twice, and short ones before long ones among those."""
+    shuffled = rng.sample(list(probes), len(probes))
+    seen: Counter[str] = Counter()
+    ranks = {}
+    for probe in sorted(shuffled, key=_is_long):
+        ranks[probe.call] = (seen[probe.expected], _is_long(probe))
+        seen[probe.expected] += 1
+    return sorted(shuffled, key=lambda probe: ranks[probe.call])
 
 
 def _is_long(probe: Probe) -> bool:

@@ -292,10 +292,11 @@ class _Uses(ast.NodeVisitor):
 
     def _iterated(self, target: ast.expr, iterable: ast.expr) -> None:
         if isinstance(iterable, ast.Call) and isinstance(iterable.func, ast.Name) and iterable.args:
-            if iterable.func.id == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
-                target, iterable = target.elts[1], iterable.args[0]
-            elif iterable.func.id in ("reversed", "sorted", "iter", "set", "list"):
-                iterable = iterable.args[0]
+            function, iterable = iterable.func.id, iterable.args[0]
+            if function == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+                target = target.elts[1]
+            elif function not in ("reversed", "sorted", "iter", "set", "list"):
+                return
         if (hints := self._hints(iterable)) is None:
             return
         hints.add(ITERABLES, 6.0)

@@ -1,7 +1,7 @@
 """Task files: one zstandard-compressed file with tasks by split, their reference solutions and licence texts.
 
     first line   JSON: {"kind": "etude tasks", "format": 1, "digest": ..., "sections": [{name, count, nbytes, ...}]}
-    then         the sections' bytes, one after the other: `train`, `heldout`, ... (msgpack arrays of entries), `licences`
+    then         the sections, one after the other: `train`, `heldout`, ... (msgpack arrays of entries), `licences`
 
 A task and its reference lie side by side, but only `load_references` hands references out: whoever runs an episode
 loads tasks. Files are written whole or not at all.
@@ -105,7 +105,7 @@ def write_tasks(path: Path, splits: Mapping[str, Sequence[Entry]], licences: Map
     )
     header = Header(kind=_KIND, digest=_digest("".join(s.digest for s in sections).encode()), sections=sections)
     body = msgspec.json.encode(header) + b"\n" + b"".join(data for _, _, data in parts)
-    compressor = zstandard.ZstdCompressor(level=19, write_checksum=True, threads=0)
+    compressor = zstandard.ZstdCompressor(level=12, write_checksum=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, compressor.compress(body))
     return header

@@ -34,7 +34,7 @@ CALL_CPU_S = 0.3
 """Backstop for what runs long without executing lines."""
 LOST_CPU_S = 1.0
 """After which a call that not even the backstop could stop takes its process with it."""
-SOURCE_WALL_S = 10.0
+SOURCE_WALL_S = 30.0
 """For all calls of one source, against those that sleep."""
 MAX_EXPIRED = 2
 """So many calls of one source may run out of lines; the rest of its calls are `timeout` without being tried."""

@@ -11,6 +11,7 @@ What it does not do: sample from a model, or train.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import random
 from collections.abc import Callable, Sequence
@@ -119,10 +120,8 @@ def transcript(renderer: NanoRenderer, task: Task, reference: str, prober: Probe
         current, undo = text, [(edit_call(repair(renderer, text, broken)), True)]
     if undo:
         # A wrong edit in the fault's own line is repaired in one step, not undone first.
-        try:
+        with contextlib.suppress(ValueError):
             right, undo = repair(renderer, current, reference), []
-        except ValueError:
-            pass
     elif rng.random() < settings.slip:
         _slip(pen, right, broken, failures[0], rng)
     last = [*undo, (edit_call(right), True)]
@@ -176,6 +175,11 @@ def _failures(prober: Prober, task: Task, sources: Sequence[str]) -> list[str]:
     ]  # fmt: skip
 
 
+def _naming(edit: ToolCall) -> ToolCall:
+    """The edit's beginning: its name and path."""
+    return ToolCall(name=edit.name, arguments={"path": edit.arguments["path"]})
+
+
 class _Pen:
     """Writes ids and marks of one transcript."""
 
@@ -189,7 +193,11 @@ class _Pen:
     def reply(self, calls: Sequence[tuple[ToolCall, bool]], results: Sequence[str] | None) -> None:
         """Calls, each with whether it is learned, and the texts they got; None after the last reply."""
         for call, is_learned in calls:
-            self._add(self._renderer.reply("", [call])[:-1], FIX if is_learned else UNTRAINED)
+            ids = self._renderer.reply("", [call])[:-1]
+            # That an edit is tried is right even where this one is wrong: its name and path are learned.
+            named = len(ids) if is_learned else len(self._renderer.reply("", [_naming(call)])) - 1
+            self._add(ids[:named], FIX)
+            self._add(ids[named:], UNTRAINED)
         self._add(np.array(self._renderer.stop_ids, np.int32), FIX)
         if results is not None:
             self._add(self._renderer.results([ToolResult(text=text) for text in results]), UNTRAINED)

@@ -114,12 +114,13 @@ class Fit:
         if checkpoint.exists():
             self._resume()
 
-    def run(self, probes: Corpus, recorder: Recorder, progress: Progress) -> None:
-        """Until the time is up. Rows `fit` (a step in ten) and `probe` go to the recorder."""
+    def run(self, probes: Corpus, recorder: Recorder, progress: Progress) -> dict[str, float]:
+        """Until the time is up; the last measurement. Rows `fit` (a step in ten) and `probe` go to the recorder."""
         schedule, state = self.schedule, self.state
         self._forward(torch.zeros((2, 16), dtype=torch.int64))  # compiled before threads meet in it
         began = time.monotonic() - state.elapsed_s
-        measured = state.elapsed_s
+        measured_s = state.elapsed_s
+        measured: dict[str, float] = {}
         with ThreadPoolExecutor(schedule.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             while state.elapsed_s < schedule.wall_s:
                 row = self._step(pool)
@@ -129,11 +130,12 @@ class Fit:
                 share = min(1.0, state.elapsed_s / schedule.wall_s)
                 speed = f"{state.tokens / state.elapsed_s:,.0f} tokens/s"
                 progress(share, f"step {state.step}, {state.tokens / 1e6:.1f}M tokens, {speed}, loss {row['loss']:.3f}")
-                if state.elapsed_s - measured > schedule.evaluate_every_s or share == 1.0:
-                    self._measure(pool, probes, recorder)
-                    state.elapsed_s = time.monotonic() - began
-                    measured = state.elapsed_s
+                if state.elapsed_s - measured_s > schedule.evaluate_every_s or share == 1.0:
+                    measured = self._measure(pool, probes)
+                    recorder.record("probe", measured)
+                    measured_s = state.elapsed_s = time.monotonic() - began
                     self.save()
+            return measured or self._measure(pool, probes)
 
     def _step(self, pool: ThreadPoolExecutor) -> dict[str, float]:
         schedule, state = self.schedule, self.state
@@ -186,15 +188,15 @@ class Fit:
         grads = torch.autograd.grad(whole, self.params)
         return list(grads), np.array([loss.item(), share * balance.item()])
 
-    def _measure(self, pool: ThreadPoolExecutor, probes: Corpus, recorder: Recorder) -> None:
+    def _measure(self, pool: ThreadPoolExecutor, probes: Corpus) -> dict[str, float]:
         rows = list(micro_batches(probes, list(range(len(probes))), self.schedule.micro_tokens))
         parts = list(pool.map(lambda row: self._probe(probes, row), rows))
         exact, file_nll, fix_nll = (np.concatenate([part[k] for part in parts]) for k in range(3))
-        recorder.record("probe", {
+        return {
             "step": self.state.step, "tokens": self.state.tokens, "elapsed_s": self.state.elapsed_s,
             "exact": float(exact.mean()), "fix_nll": float(fix_nll.mean()), "file_nll": float(file_nll.mean()),
             "n": len(exact),
-        })  # fmt: skip
+        }  # fmt: skip
 
     @torch.no_grad()
     def _probe(self, probes: Corpus, documents: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,8 +1,9 @@
 """A packed micro-batch through the network, to the hidden states that predict its targets.
 
-The network is transformers' own; attention runs by blocks (`models.packed_attention`), recorded routes are replayed
-(`models.routing`). At the start a small packed forward is compared with the network's plain one, so that a family that
-does something of its own between hidden states and logits, or bends attention, is refused and not trained wrongly.
+The network is transformers' own, with attention by blocks (`models.packed_attention`) and recorded routes replayed
+(`models.routing`); families that `fast` knows take that path. At the start a small packed forward is compared with the
+network's plain one, so that a family that does something of its own between hidden states and logits, or bends
+attention, is refused and not trained wrongly.
 
 What it does not do: logits (the loss makes them, where they matter), or anything across micro-batches.
 """
@@ -21,22 +22,26 @@ from etude.errors import ModelError
 from etude.models.load import Model
 from etude.models.packed_attention import Block, enable
 from etude.models.routing import replay
+from etude.train.fast import FastForward, supports
 
 QUERY_BLOCK = 128
 """Queries in one block: within a block half of the causal scores are thrown away, between blocks none."""
 
 
 class PackedForward:
-    """The model, ready for packed rows. Makes the network refuse plain calls from then on."""
+    """The model, ready for packed rows."""
 
-    def __init__(self, model: Model) -> None:
-        """Errors: ModelError if a packed forward of this family would not give what its plain one does."""
+    def __init__(self, model: Model, *, fast: bool = True) -> None:
+        """`fast`: take the fast path where there is one; without, the network refuses plain calls from then on.
+
+        Errors: ModelError if a packed forward of this family would not give what its plain one does.
+        """
         self.model = model
-        self._base: nn.Module = model.network.base_model
         head = model.network.get_output_embeddings()
         if not isinstance(head, nn.Linear) or head.bias is not None:
             raise ModelError(f"{model.family!r} cannot be trained", cause="its output layer is not one plain matrix")
         self._head = head
+        self._fast = FastForward(model) if fast and supports(model) else None
         self._check()
 
     @property
@@ -46,32 +51,34 @@ class PackedForward:
 
     def __call__(self, micro: MicroBatch) -> Tensor:
         """[targets, width] hidden states. Errors: ModelError if the routes do not fit the model."""
-        forced: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if micro.experts is not None:
-            forced = replay(self.model, torch.from_numpy(micro.experts), torch.from_numpy(micro.valid))
+        experts = None if micro.experts is None else torch.from_numpy(micro.experts)
+        ids, positions = torch.from_numpy(micro.ids), torch.from_numpy(micro.positions)
+        valid, rows = torch.from_numpy(micro.valid), torch.from_numpy(micro.sources)
+        if self._fast is not None:
+            return self._fast(ids, positions, blocks(micro.trees), experts, valid, rows)
+        forced = contextlib.nullcontext() if experts is None else replay(self.model, experts, valid)
         with forced:
-            hidden = self._row(micro.ids, micro.positions, micro.trees)
-        return hidden.index_select(0, torch.from_numpy(micro.sources))
-
-    def _row(self, ids: np.ndarray, positions: np.ndarray, trees: Sequence[Tree]) -> Tensor:
-        """[tokens, width]"""
-        output = self._base(
-            input_ids=torch.from_numpy(ids)[None],
-            position_ids=torch.from_numpy(positions)[None],
-            blocks=blocks(trees),
-            use_cache=False,
-        )
-        hidden: Tensor = output.last_hidden_state[0]
+            output = self.model.network.base_model(
+                input_ids=ids[None], position_ids=positions[None], blocks=blocks(micro.trees), use_cache=False
+            )
+        hidden: Tensor = output.last_hidden_state[0].index_select(0, rows)
         return hidden
 
     @torch.no_grad()
     def _check(self) -> None:
+        """Compare a small packed forward with the network's own."""
         ids = np.random.default_rng(0).integers(0, self.model.vocab_size, size=13)
         first, second = ids[:9], np.concatenate([ids[:5], ids[9:]])
         plain = [self.model.network(input_ids=torch.from_numpy(row)[None]).logits[0] for row in (first, second)]
-        enable(self.model)
-        positions = np.concatenate([np.arange(9), np.arange(5, 9)])
-        packed = self._head(self._row(ids, positions, [Tree(0, 5, (4, 4))]))
+        if self._fast is None:
+            enable(self.model)
+        nothing = np.zeros(0, np.int64)
+        micro = MicroBatch(
+            ids=ids, positions=np.concatenate([np.arange(9), np.arange(5, 9)]), trees=(Tree(0, 5, (4, 4)),),
+            experts=None, valid=np.zeros(13, bool), sources=np.arange(13), targets=nothing, advantages=nothing,
+            logprobs=nothing, samples=nothing, places=nothing,
+        )  # fmt: skip
+        packed = self(micro) @ self.head.t()
         wanted = torch.cat([plain[0], plain[1][5:]])
         if not torch.allclose(packed, wanted, atol=1e-3, rtol=1e-3):
             gap = float((packed - wanted).abs().max())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,8 +28,10 @@ from etude.train.pretrain_recipe import PretrainRecipe
 CORPUS, PROBES, CHECKPOINT, MODEL = "corpus.bin", "probes.bin", "checkpoint.pt", "model"
 
 
-def pretrain(recipe: PretrainRecipe, recorder: Recorder, progress: Progress = lambda share, text: None) -> Path:
-    """Train until `schedule.wall_s` is used up; the path of the model's folder.
+def pretrain(
+    recipe: PretrainRecipe, recorder: Recorder, progress: Progress = lambda share, text: None
+) -> dict[str, Any]:
+    """Train until `schedule.wall_s` is used up; the last measurement, and `model`, its folder.
 
     Errors: StoreError if the corpus is missing or damaged, RunError if the checkpoint does not fit, ModelError.
     """
@@ -40,9 +43,9 @@ def pretrain(recipe: PretrainRecipe, recorder: Recorder, progress: Progress = la
     renderer = NanoRenderer(tokenizer)
     config = nano_config(recipe.shape, pad_id=renderer.pad, begin_id=renderer.begin, end_id=renderer.end)
     model = model_from_config(config, seed=recipe.schedule.seed)
-    Fit(model, corpus, recipe.schedule, folder / CHECKPOINT).run(probes, recorder, progress)
+    measured = Fit(model, corpus, recipe.schedule, folder / CHECKPOINT).run(probes, recorder, progress)
     export(model, tokenizer, folder / MODEL)
-    return folder / MODEL
+    return {**measured, "model": str(folder / MODEL)}
 
 
 def export(model: Model, tokenizer: Tokenizer, folder: Path) -> None:
@@ -52,5 +55,7 @@ def export(model: Model, tokenizer: Tokenizer, folder: Path) -> None:
     temporary.mkdir(parents=True)
     model.network.save_pretrained(temporary)
     tokenizer.save(temporary)
+    for file in temporary.iterdir():  # safetensors makes its file readable to the owner alone
+        file.chmod(0o644)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)

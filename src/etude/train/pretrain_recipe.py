@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from etude.data.recipe import CorpusSettings, TranscriptSettings
+from etude.errors import RecipeError
 from etude.models.nano import NanoShape
 
 
@@ -43,46 +44,71 @@ class ScheduleSettings:
     evaluate_every_s: float = 300.0
     """Seconds between measurements of exact repair, each followed by a checkpoint."""
     seed: int = 0
-    """Of the random weights."""
+    """Of the random weights, and of the choice of the file's tokens."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "wall_s",
+            "clip_norm",
+            "evaluate_every_s",
+            "batch_tokens",
+            "micro_tokens",
+            "threads",
+            "fix_weight",
+        ):
+            if not getattr(self, name) > 0:
+                raise RecipeError(f"schedule.{name} = {getattr(self, name)} must be positive")
+        for name in ("lr", "matrix_lr", "weight_decay", "balance_coef"):
+            if not getattr(self, name) >= 0:
+                raise RecipeError(f"schedule.{name} = {getattr(self, name)} must not be negative")
+        for name in ("warmup_share", "decay_share", "file_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RecipeError(f"schedule.{name} = {getattr(self, name)} must be a share", hint="from 0 to 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainRecipe:
     """`recipes/nano-pretrain.toml`."""
 
-    format: int = 1
-    """Of this recipe."""
-    stage: str = "pretrain"
-    """This stage's name."""
     functions: str = "functions.jsonl.zst"
     """Harvested functions with their splits (`etude tasks build`); only split `base` is read."""
     folder: str = "runs/nano-pretrain"
     """Corpus, checkpoint, metrics and the resulting model (`model/`) go here."""
-    corpus: CorpusSettings = CorpusSettings()
+    corpus: CorpusSettings = dataclasses.field(default_factory=CorpusSettings)
     """What the functions are made into."""
-    shape: NanoShape = NanoShape()
+    shape: NanoShape = dataclasses.field(default_factory=NanoShape)
     """Sizes of the network."""
-    schedule: ScheduleSettings = ScheduleSettings()
+    schedule: ScheduleSettings = dataclasses.field(default_factory=ScheduleSettings)
     """How it is trained."""
+
+    def __post_init__(self) -> None:
+        if self.corpus.vocab_size != self.shape.vocab_size:
+            raise RecipeError(
+                f"corpus.vocab_size = {self.corpus.vocab_size} differs from shape.vocab_size = {self.shape.vocab_size}",
+                cause="the tokenizer is trained on the corpus, and the network must have a row for each of its tokens",
+            )
+        if self.corpus.max_tokens > self.shape.context_tokens:
+            raise RecipeError(
+                f"corpus.max_tokens = {self.corpus.max_tokens} exceeds shape.context_tokens",
+                cause=f"a window holds {self.shape.context_tokens} tokens",
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SFTRecipe:
     """`recipes/nano-sft.toml`."""
 
-    format: int = 1
-    """Of this recipe."""
-    stage: str = "sft"
-    """This stage's name."""
     tasks: str = "etude:repair/base"
     """Tasks that the transcripts are about; only those of split `base` may be used."""
     model: str = "runs/nano-pretrain/model"
     """Folder of the pretrained model."""
     folder: str = "runs/nano-sft"
     """Transcripts, checkpoint, metrics and the resulting model (`model/`) go here."""
-    transcripts: TranscriptSettings = TranscriptSettings()
+    transcripts: TranscriptSettings = dataclasses.field(default_factory=TranscriptSettings)
     """What the transcripts hold."""
-    schedule: ScheduleSettings = ScheduleSettings(
-        wall_s=300.0, lr=1e-3, matrix_lr=2e-3, decay_share=0.9, evaluate_every_s=120.0
+    schedule: ScheduleSettings = dataclasses.field(
+        default_factory=lambda: ScheduleSettings(
+            wall_s=300.0, lr=1e-3, matrix_lr=2e-3, warmup_share=0.05, decay_share=0.9, evaluate_every_s=120.0
+        )
     )
     """How it is trained."""

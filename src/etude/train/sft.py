@@ -9,6 +9,7 @@ What it does not do: write transcripts (`etude sft` calls both), or reinforcemen
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,8 +26,8 @@ TRANSCRIPTS = "transcripts.bin"
 _PROBE_SHARE = 0.05
 
 
-def sft(recipe: SFTRecipe, recorder: Recorder, progress: Progress = lambda share, text: None) -> Path:
-    """Train until `schedule.wall_s` is used up; the path of the model's folder.
+def sft(recipe: SFTRecipe, recorder: Recorder, progress: Progress = lambda share, text: None) -> dict[str, Any]:
+    """Train until `schedule.wall_s` is used up; the last measurement, and `model`, its folder.
 
     Errors: StoreError if the transcripts are missing or damaged, RunError if the checkpoint does not fit, ModelError.
     """
@@ -36,9 +37,9 @@ def sft(recipe: SFTRecipe, recorder: Recorder, progress: Progress = lambda share
     model, tokenizer = load_model(recipe.model), Tokenizer.load(recipe.model)
     kept = int(len(whole) * (1 - _PROBE_SHARE))
     corpus, probes = part(whole, 0, kept), part(whole, kept, len(whole))
-    Fit(model, corpus, recipe.schedule, folder / CHECKPOINT).run(probes, recorder, progress)
+    measured = Fit(model, corpus, recipe.schedule, folder / CHECKPOINT).run(probes, recorder, progress)
     export(model, tokenizer, folder / MODEL)
-    return folder / MODEL
+    return {**measured, "model": str(folder / MODEL)}
 
 
 def part(corpus: Corpus, first: int, last: int) -> Corpus:
