@@ -28,12 +28,15 @@ def manifest(n: int) -> Manifest:
     return Manifest(version=version(n), parent=None, full=True, parts=(), digest="", nonce=str(n))
 
 
+START = version(0)
+
+
 @contextlib.asynccontextmanager
 async def serving(
     model: Model,
     *,
     fetch: Callable[[Manifest], Awaitable[Mapping[str, np.ndarray | torch.Tensor]]] | None = None,
-    serves: Version | None = version(0),
+    serves: Version | None = START,
     **recipe: object,
 ) -> AsyncIterator[TorchEngine]:
     """An engine of its own over `model`, closed at the end."""

@@ -267,7 +267,7 @@ def run_stage(stage: str, recipe: Any) -> dict[str, Any]:
                 bar.advance(max(0, int(1000 * share) - done))
                 done = max(done, int(1000 * share))
 
-            return {"pretrain": _pretrain, "sft": _sft}[stage](recipe, recorder, advance)
+            return _pretrain(recipe, recorder, advance) if stage == "pretrain" else _sft(recipe, recorder, advance)
     finally:
         recorder.close()
 

@@ -53,7 +53,8 @@ def read_tree(path: Path, _seen: tuple[Path, ...] = ()) -> Tree:
     if not isinstance(parent, str):
         raise RecipeError(f"{path}: extends = {parent!r} is not the name of a recipe")
     beside = path.parent / parent
-    return merge(read_tree(beside if beside.is_file() else Path(parent), (*_seen, path)), tree)
+    is_beside = os.path.isfile(beside) or os.path.isfile(f"{beside}.toml")
+    return merge(read_tree(beside if is_beside else Path(parent), (*_seen, path)), tree)
 
 
 def find(path: Path) -> Path:

@@ -29,7 +29,8 @@ def sample(
         routes = Routes(experts=rows, valid=np.ones(len(ids) - 1, bool))
     return Sample(
         ids=np.array(ids, np.int32), mask=mask,
-        logprobs=np.where(mask, -0.5 - np.arange(len(ids)), 0).astype(np.float32), advantage=advantage, versions=(Run(start=0, version=V),), kv_epochs=(), routes=routes,
+        logprobs=np.where(mask, -0.5 - np.arange(len(ids)), 0).astype(np.float32), advantage=advantage,
+        versions=(Run(start=0, version=V),), kv_epochs=(), routes=routes,
         origin=Origin(key=key, member=member, context=0),
     )  # fmt: skip
 

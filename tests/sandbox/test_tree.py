@@ -57,6 +57,7 @@ def test_a_python_in_a_closed_folder_is_not_chosen_for_root(tmp_path: Path, monk
 
 
 def test_a_prefix_that_would_show_a_home_is_not_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "_PRIVATE", ())
     (tmp_path / "bin").mkdir()
     own = tmp_path / "bin" / "python3"
     own.write_text("#!/bin/sh\n")
@@ -67,3 +68,14 @@ def test_a_prefix_that_would_show_a_home_is_not_bound(tmp_path: Path, monkeypatc
     assert tree.choose_python(SandboxRecipe()).prefix == str(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert tree.choose_python(SandboxRecipe()).prefix == ""
+
+
+def test_a_prefix_that_a_sandbox_covers_is_not_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    own = tmp_path / "bin" / "python3"
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o755)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sys, "_base_executable", str(own))
+    monkeypatch.setattr(tree, "_PRIVATE", (str(tmp_path.parent),))
+    assert tree.choose_python(SandboxRecipe()).executable.startswith("/usr")

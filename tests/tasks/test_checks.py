@@ -145,9 +145,7 @@ def test_too_little_makes_no_task(outcomes: list[str]) -> None:
 
 
 def test_a_value_that_many_calls_give_does_not_crowd_out_the_others() -> None:
-    pool = tuple(
-        Probe(call=f"f({n})", expected=str(n) if n < 6 else "None", arcs=1, plausible=1.0) for n in range(26)
-    )
+    pool = tuple(Probe(call=f"f({n})", expected=str(n) if n < 6 else "None", arcs=1, plausible=1.0) for n in range(26))
     checks = choose(pool, Verdict(outcomes=("fail",) * 26), random.Random(0), visible=4, hidden=12)
     assert checks is not None
     assert {check.expected for check in checks} == {"None", "0", "1", "2", "3", "4", "5"}

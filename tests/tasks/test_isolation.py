@@ -111,7 +111,6 @@ def test_an_ended_process_is_an_error_not_an_answer() -> None:
         prober.process.kill()
         prober.process.wait()
 
-
         def ask() -> None:
             for _ in range(1_000):  # the inner process follows its parent within moments
                 prober.run([""], [["1"]], lines=10)

@@ -11,9 +11,7 @@ import typer
 from etude.cli.options import Json, Overrides, show, stderr
 
 app = typer.Typer(help="Tasks: pieces of work with a way to tell whether they were done.", no_args_is_help=True)
-Address = Annotated[
-    str, typer.Argument(help="etude:repair/SPLIT or FILE/SPLIT; train, heldout, final or base.")
-]
+Address = Annotated[str, typer.Argument(help="etude:repair/SPLIT or FILE/SPLIT; train, heldout, final or base.")]
 
 
 @app.command("build")

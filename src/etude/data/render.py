@@ -213,5 +213,5 @@ def _split(tokens: Sequence[int], mark: int) -> list[list[int]]:
 
 
 def open_renderer(folder: Path, tools: Sequence[str]) -> Renderer:
-    """The chat format of the model in `folder`, for these tools. Errors: ModelError if its tokenizer is not the nano's."""
+    """The chat format of the model in `folder`, for these tools. Errors: ModelError for another tokenizer than ours."""
     return NanoRenderer(load_cached(str(folder)), {name: NANO_TOOLS[name] for name in tools})

@@ -7,7 +7,7 @@ What it does not do: hold weights, or load transformers before `nano_config` is 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from etude.errors import RecipeError
 
@@ -52,7 +52,7 @@ def nano_config(shape: NanoShape, *, pad_id: int, begin_id: int, end_id: int) ->
     """The transformers config of a nano of this shape."""
     from transformers import Qwen3Config, Qwen3MoeConfig
 
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,

@@ -78,7 +78,7 @@ class _PackedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *kept = ctx.saved_tensors
         into = (torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value))
         attend_backward(grad, query, key, value, ctx.blocks, kept, into=into)

@@ -24,9 +24,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from etude.errors import EngineError
 from etude.frames import encode, read_file, write_bytes, write_file
@@ -246,7 +246,7 @@ class Loop:
         self._running.clear()
 
     @staticmethod
-    async def _cancel(tasks: list[asyncio.Task[None]] | list[asyncio.Task[int]]) -> None:
+    async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -155,7 +155,7 @@ async def _measure(parts: Parts, manifest: Manifest, labels: dict[str, bool]) ->
                 )
             write_file(_file(parts.folder, label), result)
             reach("eval-written")
-            row = {"when": label, "step": manifest.version.step} | _measured(row_of(result))
+            row: dict[str, Any] = {"when": label, "step": manifest.version.step, **_measured(row_of(result))}
             parts.recorder.record("eval", row)
             ConsoleRecorder(None).record("eval", row)
     finally:

@@ -14,6 +14,7 @@ import struct
 from typing import Any, NamedTuple
 
 HEAD = struct.Struct(">II")
+_SMALL = 1 << 16
 
 
 class Config(NamedTuple):  # a dataclass would load `inspect`, and forks pay for memory
@@ -36,7 +37,13 @@ def head_of(header: dict[str, Any], body_size: int) -> bytes:
 
 def send_frame(channel: socket.socket, header: dict[str, Any], *bodies: bytes) -> None:
     """Blocks until the other side has taken it."""
-    channel.sendall(b"".join((head_of(header, sum(map(len, bodies))), *bodies)))
+    size = sum(map(len, bodies))
+    if size < _SMALL:
+        channel.sendall(b"".join((head_of(header, size), *bodies)))
+        return
+    channel.sendall(head_of(header, size))
+    for body in bodies:  # memory is limited: no copy of what is large
+        channel.sendall(body)
 
 
 def read_frame(channel: socket.socket) -> tuple[dict[str, Any], memoryview]:

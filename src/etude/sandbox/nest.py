@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import os
 import socket
-import sys
 
 from etude.errors import SandboxError
 from etude.sandbox import limits, seccomp, tree
@@ -131,20 +130,20 @@ class Nest:
         number = next(_NUMBERS)
         host, inside = make_socket()
         try:
-            send_end(self._control, inside)
-            inside.close()
+            with inside:
+                send_end(self._control, inside)
             async with asyncio.timeout(START_S):
                 pid, said = await first_words(host)
             if "failed" in said:
                 raise SandboxError("a sandbox did not start", cause=str(said["failed"]), hint=hint_for(str(said)))
             channel = Channel(f"{os.getpid()}-{number}", host, pid, self._max_body(), self.is_alive)
         except (OSError, EOFError, ValueError) as error:
+            host.close()
             words = self._last_words() or str(error) or f"no answer in {START_S:.0f} s"
             raise SandboxError("a sandbox did not start", cause=words, hint=hint_for(words)) from error
-        finally:
-            inside.close()
-            if sys.exc_info()[0] is not None:
-                host.close()
+        except BaseException:
+            host.close()
+            raise
         try:
             return channel, self._limit(number, pid)
         except OSError as error:

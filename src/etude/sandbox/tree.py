@@ -40,6 +40,7 @@ OLDEST_PYTHON = (3, 9)
 
 _SYSTEM_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d")
+_PRIVATE = ("/tmp", "/workspace", "/dev", "/proc")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _FILES = {
     "/etc/passwd": f"root:x:0:0::/nonexistent:/bin/false\nagent:x:{INSIDE_ID}:{INSIDE_ID}::/tmp:/bin/sh\n",
@@ -96,8 +97,10 @@ def _at(path: str, why: str) -> Python | None:
     if _is_under(prefix, "/usr"):
         return Python(executable=executable, prefix="", why=why)
     home = os.path.expanduser("~")
-    if prefix in ("/", "") or _is_under(home, prefix) or _is_under(os.getcwd(), prefix):
+    if prefix == "/" or _is_under(home, prefix) or _is_under(os.getcwd(), prefix):
         return None  # binding this prefix would show more than a Python
+    if any(_is_under(prefix, private) for private in _PRIVATE):
+        return None  # every sandbox covers it with a folder of its own
     return Python(executable=executable, prefix=prefix, why=why)
 
 

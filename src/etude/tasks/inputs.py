@@ -386,5 +386,3 @@ class Search:
             if parameter.style == "plain" and not named:
                 expected = argument.parameter + 1
         return f"{self.name}({', '.join(parts)})"
-
-

@@ -144,7 +144,7 @@ class _Norm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return *_norm_backward(grad, *ctx.saved_tensors), None
 
 
@@ -193,7 +193,7 @@ class _Attention(torch.autograd.Function):
         return torch.addmm(x, mixed.view(tokens, -1), wo.t())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         saved = ctx.saved_tensors
         x, norm, r, normed, weight, wo, projected, head_norm, head_r, turned, mixed, turns = saved[:12]
         shape: _Shape = ctx.shape
@@ -288,7 +288,7 @@ class _Experts(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         (x, norm, r, normed, router, gate_up, down, probs, chosen, gates, total, order, tokens, sorted_gates,
          projected) = ctx.saved_tensors  # fmt: skip
         inner = down.shape[2]

@@ -120,7 +120,7 @@ class Trainer:
             temperature=self._temperature,
         )
         tally.lap("loss")
-        output.loss.backward()  # type: ignore[no-untyped-call]
+        output.loss.backward()
         tally.add(output)
         tally.lap("backward")
 
