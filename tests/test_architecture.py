@@ -34,7 +34,7 @@ ARROWS = {("bench", "tasks"), ("data", "code"), ("cli", "worker")}
 """The imports that are allowed inside a band."""
 HEAVY = {
     "torch": {"models", "inference", "train"},
-    "transformers": {"models", "data"},
+    "transformers": {"models", "inference", "train", "data"},
     "ray": set(),
     "vllm": set(),
     "plotly": {"report"},

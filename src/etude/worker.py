@@ -35,6 +35,7 @@ async def serve(run: Path, role: str, socket: Path) -> None:
 
 
 def main() -> None:
+    """Read the four words, tie this process to its parent, serve."""
     run, role, socket, parent = sys.argv[1:]
     _die_with_parent(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the orchestrator, which ends its workers

@@ -35,7 +35,7 @@ def test_the_version_is_data_on_stdout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "named", "hinted"),
     [
-        (["rl", "nosuch.toml"], "nosuch.toml", "quickstart.toml"),
+        (["rl", "quikstart.toml"], "quikstart.toml", "quickstart.toml"),
         (["rl", "quickstart.toml", "rl.grup_size=4"], "rl.grup_size", "group_size"),
         (["rl", "quickstart.toml", "rl.group_size=four"], "rl.group_size", ""),
         (["rl", "quickstart.toml", "sandbox.kind=docker"], "sandbox.kind", "namespace"),

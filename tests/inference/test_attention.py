@@ -50,6 +50,7 @@ def test_decoding_equals_plain_attention(
         DecodeRow(slot=slot, own=own, parent=parent, base=base)
         for slot, (own, (parent, base)) in zip(slots, rows, strict=False)
     ]
+    work.sort(key=lambda row: (row.parent, row.base, row.slot))
     query = torch.randn(len(work), HEADS, DIM, generator=torch.Generator().manual_seed(1))
     got = decode(query, memory.keys[0], memory.values[0], 0.3, Plan(memory, work, []))
     for index, row in enumerate(work):
@@ -68,9 +69,11 @@ def test_neighbours_of_like_length_form_a_run_and_others_do_not(memory: KVMemory
 
 
 def test_members_of_a_prefix_form_one_group(memory: KVMemory) -> None:
-    rows = [DecodeRow(slot=slot, own=3, parent=11, base=64 if slot != 2 else 0) for slot in range(4)]
-    (group,) = Plan(memory, rows, []).groups
-    assert (group.parent, group.base, group.rows.tolist()) == (11, 64, [0, 1, 3])
+    rows = [DecodeRow(slot=2, own=3, parent=0, base=0)]
+    rows += [DecodeRow(slot=slot, own=3, parent=11, base=64) for slot in (0, 1, 3)]
+    rows += [DecodeRow(slot=4, own=3, parent=11, base=32)]
+    groups = [(group.first, group.last, group.parent, group.base) for group in Plan(memory, rows, []).groups]
+    assert groups == [(1, 4, 11, 64), (4, 5, 11, 32)]
 
 
 def test_a_plan_without_decoding_has_no_runs(memory: KVMemory) -> None:

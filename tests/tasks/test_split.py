@@ -44,13 +44,16 @@ def test_no_side_knows_a_callable_name_or_body_of_a_more_protected_side(harveste
         bodies = {row.body_key for row in by_side[strong] if row.callable}
         assert names
         for side in weaker:
-            assert names.isdisjoint(row.name for row in by_side[side] if row.package in _packages(side))
+            assert names.isdisjoint(row.name for row in by_side[side])
             assert bodies.isdisjoint(row.body_key for row in by_side[side])
 
 
-def _packages(side: str) -> set[str]:
-    role = side if side in ("final", "heldout") else "train"
-    return {package for package, its_role in ROLES.items() if its_role == role}
+def test_a_copy_with_a_protected_name_takes_its_body_along() -> None:
+    """The body of `bark` under another name must not come back into training."""
+    rows = [function("dog", "bark", 1), function("ant", "bark", 2), function("bee", "woof", 2)]
+    decided = assign(rows, ROLES)
+    assert decided.splits == {rows[0].body_key: "final"}
+    assert decided.dropped["final-in-train"] == 2
 
 
 def test_the_split_depends_on_the_set_alone(harvested: list[Function]) -> None:

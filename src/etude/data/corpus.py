@@ -226,6 +226,7 @@ class Corpus(Noun, frozen=True):
 
 
 def join(documents: Sequence[Document], name: str) -> Corpus:
+    """All documents in one flat array, in order."""
     lengths = [len(document.ids) for document in documents]
     none = [np.zeros(0, np.uint16)]
     return Corpus(

@@ -67,21 +67,23 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that read the first `base` tokens of slot `parent`."""
+    """Rows [first, last) that read the first `base` tokens of slot `parent`."""
 
+    first: int
+    last: int
     parent: int
     base: int
-    rows: torch.Tensor
 
 
 class Plan:
     """Who attends to what in one step."""
 
     def __init__(self, memory: KVMemory, decode: Sequence[DecodeRow], stretches: Sequence[Stretch]) -> None:
-        """decode: in the order of their slots."""
+        """decode: those that read the same prefix together, each such set in the order of its slots."""
         self.memory = memory
         self.num_decode = len(decode)
-        self.stretches = stretches
+        self.stretches = [(stretch, _mask(stretch.base + stretch.start, stretch.count)) for stretch in stretches]
+        """Each with the mask that all its layers share."""
         self.runs = _runs(decode)
         self.groups = _groups(decode)
         self.prefix = max((row.base for row in decode), default=0)
@@ -126,7 +128,7 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     plan: Plan | None = getattr(_current, "plan", None)
     if plan is None:
-        return _fused(query, key, value, scale, past=0).transpose(1, 2), None
+        return _fused(query, key, value, scale, None).transpose(1, 2), None
     layer = module.layer_idx
     assert isinstance(layer, int)
     rows = (array[0].transpose(0, 1) for array in (query, key, value))
@@ -148,7 +150,7 @@ def attend_over_kv(
     output = query.new_empty(*query.shape[:2], value.shape[-1])
     if rows:
         output[:rows] = decoded
-    for stretch in plan.stretches:
+    for stretch, mask in plan.stretches:
         place = slice(stretch.offset, stretch.offset + stretch.count)
         end = stretch.start + stretch.count
         keys[stretch.slot, :, stretch.start : end] = key[place].transpose(0, 1)
@@ -157,8 +159,7 @@ def attend_over_kv(
         if stretch.base:
             shared = keys[stretch.parent, :, : stretch.base], values[stretch.parent, :, : stretch.base]
             seen = torch.cat((shared[0], seen[0]), dim=1), torch.cat((shared[1], seen[1]), dim=1)
-        past = stretch.base + stretch.start
-        found = _fused(query[place].transpose(0, 1)[None], seen[0][None], seen[1][None], scale, past)
+        found = _fused(query[place].transpose(0, 1)[None], seen[0][None], seen[1][None], scale, mask)
         output[place] = found[0].transpose(0, 1)
     return output
 
@@ -170,10 +171,10 @@ def decode(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale:
     query = (query * scale).reshape(rows, kv_heads, heads // kv_heads, -1)
     scores = query.new_empty(rows, kv_heads, heads // kv_heads, plan.columns)
     for group in plan.groups:
-        together = _by_head(query[group.rows])
-        prefix = keys[group.parent, :, : group.base]
-        found = torch.bmm(together, prefix.transpose(1, 2))
-        scores[group.rows, :, :, : group.base] = _by_row(found, len(group.rows))
+        members = slice(group.first, group.last)
+        prefix = keys[group.parent, :, : group.base].transpose(1, 2)
+        found = torch.bmm(_by_head(query[members]), prefix)
+        scores[members, :, :, : group.base] = _by_row(found, group.last - group.first)
     for run in plan.runs:
         near = keys[run.slot : run.slot + run.last - run.first, :, : run.columns]
         place = slice(plan.prefix, plan.prefix + run.columns)
@@ -187,9 +188,10 @@ def decode(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale:
         place = slice(plan.prefix, plan.prefix + run.columns)
         output[run.first : run.last] = torch.matmul(weights[run.first : run.last, :, :, place], near)
     for group in plan.groups:
-        together = _by_head(weights[group.rows, :, :, : group.base])
+        members = slice(group.first, group.last)
+        together = _by_head(weights[members, :, :, : group.base])
         found = torch.bmm(together, values[group.parent, :, : group.base])
-        output[group.rows] += _by_row(found, len(group.rows))
+        output[members] += _by_row(found, group.last - group.first)
     return output.view(rows, heads, -1)
 
 
@@ -203,15 +205,20 @@ def _by_row(heads: torch.Tensor, members: int) -> torch.Tensor:
     return heads.view(heads.shape[0], members, -1, heads.shape[-1]).transpose(0, 1)
 
 
-def _fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, past: int) -> torch.Tensor:
-    """[1, H, count, D] queries at positions past.. over past + count keys. Returns [1, H, count, D]."""
-    count = query.shape[2]
-    mask = None
-    if past and count > 1:
-        mask = torch.ones(count, past + count, dtype=torch.bool).tril(past)
+def _fused(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """[1, H, count, D] queries, the last `count` positions of the keys. Returns [1, H, count, D]."""
     return functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None and count > 1, scale=scale, enable_gqa=True
+        query, key, value, attn_mask=mask, is_causal=mask is None and query.shape[2] > 1, scale=scale, enable_gqa=True
     )
+
+
+def _mask(past: int, count: int) -> torch.Tensor | None:
+    """[count, past + count] bool: what each of `count` tokens sees; None where that needs no saying."""
+    if past == 0 or count == 1:
+        return None
+    return torch.ones(count, past + count, dtype=torch.bool).tril(past)
 
 
 def _runs(decode: Sequence[DecodeRow]) -> tuple[Run, ...]:
@@ -236,11 +243,15 @@ def _run(decode: Sequence[DecodeRow], first: int, last: int, columns: int) -> Ru
 
 
 def _groups(decode: Sequence[DecodeRow]) -> tuple[Group, ...]:
-    members: dict[tuple[int, int], list[int]] = {}
+    groups: list[Group] = []
+    first = 0
     for index, row in enumerate(decode):
+        if index + 1 < len(decode) and (decode[index + 1].parent, decode[index + 1].base) == (row.parent, row.base):
+            continue
         if row.base:
-            members.setdefault((row.parent, row.base), []).append(index)
-    return tuple(Group(parent, base, torch.tensor(rows)) for (parent, base), rows in members.items())
+            groups.append(Group(first=first, last=index + 1, parent=row.parent, base=row.base))
+        first = index + 1
+    return tuple(groups)
 
 
 AttentionInterface.register(NAME, attend)

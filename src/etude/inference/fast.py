@@ -69,6 +69,7 @@ class FastForward:
         self._scale = body.layers[0].self_attn.scaling
         self._eps = config.rms_norm_eps
         self._top_k = model.top_k
+        self._experts = torch.arange(model.num_experts)
         self._normalizes = bool(getattr(config, "norm_topk_prob", False))
         self._attentions = [layer.self_attn for layer in body.layers]
         self._layers = [self._layer(layer) for layer in body.layers]
@@ -128,10 +129,9 @@ class FastForward:
         values, chosen = probabilities.topk(self._top_k, dim=-1)
         if self._normalizes:
             values /= values.sum(dim=-1, keepdim=True)
-        flat = chosen.view(-1)
-        order = flat.argsort()
+        experts, order = chosen.view(-1).sort()
         tokens = order.div(self._top_k, rounding_mode="floor")
-        ends = flat.bincount(minlength=len(layer.router)).cumsum(dim=0).int()
+        ends = torch.searchsorted(experts, self._experts, right=True, out_int32=True)
         gate, up = functional.grouped_mm(normed[tokens], layer.gate_up, offs=ends).chunk(2, dim=-1)
         inner = functional.silu(gate).mul_(up).mul_(values.view(-1)[order, None])
         hidden.index_add_(0, tokens, functional.grouped_mm(inner, layer.down, offs=ends))

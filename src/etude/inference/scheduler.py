@@ -105,16 +105,18 @@ class Scheduler:
         self.waiting.extendleft(reversed(held))
 
     def next_work(self) -> tuple[list[Work], list[Work]]:
-        """(decode, prefill) of the next step; decode in the order of the slots, prefill in that of admission."""
-        decode: list[tuple[int, Work]] = []
+        """(decode, prefill) of the next step: decode in the order that `attention.Plan` wants, prefill as admitted."""
+        decode: list[tuple[tuple[int, int, int], Work]] = []
         prefill: list[Work] = []
         room = STEP_TOKENS
         for sequence in self.running:
             pending = sequence.pending
             if pending == 1:
-                assert sequence.context is not None
-                assert sequence.context.slot is not None
-                decode.append((sequence.context.slot.index, Work(sequence, 1)))
+                context = sequence.context
+                assert context is not None
+                assert context.slot is not None
+                parent = context.parent.index if context.parent is not None else -1
+                decode.append(((parent, context.base, context.slot.index), Work(sequence, 1)))
             elif room:
                 count = min(pending, room)
                 room -= count

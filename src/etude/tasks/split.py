@@ -19,64 +19,71 @@ RL_SHARE = 0.7
 """Of the callable training functions' names."""
 
 
+_SIDES = ("final", "heldout", "train")
+"""Roles of packages, the most protected first."""
+_Copies = list[Function]
+"""Functions with one body."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """What `assign` decided."""
 
     splits: Mapping[str, str]
-    """`body_key` -> one of `SPLITS`; functions that were left out are absent."""
+    """`body_key` -> one of `SPLITS`; bodies that were left out are absent."""
     dropped: Mapping[str, int]
-    """Why -> how many were left out: `final-in-heldout`, `final-in-train`, `heldout-in-train`, `rl-in-base`."""
+    """Why -> how many functions left their side: `final-in-heldout`, `final-in-train`, `heldout-in-train` (which share a
+    body or a name with the side named first), `rl-in-base`."""
 
 
 def assign(functions: Iterable[Function], roles: Mapping[str, str]) -> Split:
     """Splits of `functions`, whose packages have `roles` (package name -> train, heldout or final).
 
-    Depends on the set of functions, not on their order. Functions with one `body_key` count as one, on the most
-    protected side that any of them has.
+    Depends on the set of functions, not on their order. Functions with one `body_key` are decided together: they go to
+    the most protected side that any of them has, and are left out if any of their names forbids that side.
     """
-    rows = list(functions)
-    sides = {side: [row for row in rows if roles[row.package] == side] for side in ("final", "heldout", "train")}
-    splits: dict[str, str] = {}
+    bodies: dict[str, _Copies] = {}
+    for row in functions:
+        bodies.setdefault(row.body_key, []).append(row)
     dropped = {"final-in-heldout": 0, "final-in-train": 0, "heldout-in-train": 0, "rl-in-base": 0}
-    final = _Protected(sides["final"])
-    heldout_rows = [row for row in sides["heldout"] if row not in final]
-    dropped["final-in-heldout"] = len(sides["heldout"]) - len(heldout_rows)
-    heldout = _Protected(heldout_rows)
-    train = []
-    for row in sides["train"]:
-        if row in final:
-            dropped["final-in-train"] += 1
-        elif row in heldout:
-            dropped["heldout-in-train"] += 1
+    by_side: dict[str, list[_Copies]] = {side: [] for side in _SIDES}
+    for copies in bodies.values():
+        side = min((roles[row.package] for row in copies), key=_SIDES.index)
+        by_side[side].append(copies)
+        for row in copies:
+            if roles[row.package] != side:
+                dropped[f"{side}-in-{roles[row.package]}"] += 1
+    final = by_side["final"]
+    heldout, dropped_now = _without(by_side["heldout"], _protected_names(final))
+    dropped["final-in-heldout"] += dropped_now
+    train, dropped_now = _without(by_side["train"], _protected_names(final))
+    dropped["final-in-train"] += dropped_now
+    train, dropped_now = _without(train, _protected_names(heldout))
+    dropped["heldout-in-train"] += dropped_now
+    rl = [copies for copies in train if any(row.callable and _is_rl_name(row.name) for row in copies)]
+    chosen = {copies[0].body_key for copies in rl}
+    rest = [copies for copies in train if copies[0].body_key not in chosen]
+    base, dropped["rl-in-base"] = _without(rest, _protected_names(rl))
+    sides = zip(SPLITS, (base, rl, heldout, final), strict=True)
+    return Split(splits={copies[0].body_key: name for name, found in sides for copies in found}, dropped=dropped)
+
+
+def _protected_names(bodies: Iterable[_Copies]) -> set[str]:
+    """All names of the bodies that can be called."""
+    return {row.name for copies in bodies if any(row.callable for row in copies) for row in copies}
+
+
+def _without(bodies: Iterable[_Copies], names: set[str]) -> tuple[list[_Copies], int]:
+    """The bodies none of whose functions has one of `names`, and the number of functions left out."""
+    kept, left_out = [], 0
+    for copies in bodies:
+        if any(row.name in names for row in copies):
+            left_out += len(copies)
         else:
-            train.append(row)
-    rl_rows = [row for row in train if row.callable and _is_rl_name(row.name)]
-    rl = _Protected(rl_rows)
-    for row in train:
-        if row.callable and _is_rl_name(row.name):
-            splits[row.body_key] = "rl"
-        elif row in rl:
-            dropped["rl-in-base"] += 1
-        else:
-            splits.setdefault(row.body_key, "base")
-    splits.update((row.body_key, "heldout") for row in heldout_rows)
-    splits.update((row.body_key, "final") for row in sides["final"])
-    return Split(splits=splits, dropped=dropped)
-
-
-class _Protected:
-    """Names and bodies of the callable functions of a side."""
-
-    def __init__(self, rows: Iterable[Function]) -> None:
-        kept = [row for row in rows if row.callable]
-        self.names = {row.name for row in kept}
-        self.bodies = {row.body_key for row in kept}
-
-    def __contains__(self, row: Function) -> bool:
-        return row.name in self.names or row.body_key in self.bodies
+            kept.append(copies)
+    return kept, left_out
 
 
 def _is_rl_name(name: str) -> bool:
-    """By hash of the name: functions of one name are never on both sides."""
+    """By hash of the name: callable functions of one name are on one side."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) < RL_SHARE * 2**64

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ class FastForward:
     def __init__(self, model: Model) -> None:
         config: Any = model.config
         self._model = model
-        self._body: Any = model.network.base_model
+        self._body = cast(Any, model.network.base_model)
         attention = self._body.layers[0].self_attn
         self._shape = _Shape(
             heads=config.num_attention_heads,

@@ -40,8 +40,8 @@ class PackedForward:
         head = model.network.get_output_embeddings()
         if not isinstance(head, nn.Linear) or head.bias is not None:
             raise ModelError(f"{model.family!r} cannot be trained", cause="its output layer is not one plain matrix")
-        self._head = head
-        self._fast = FastForward(model) if fast and supports(model) else None
+        self._head: nn.Linear = head
+        self._fast: FastForward | None = FastForward(model) if fast and supports(model) else None
         self._check()
 
     @property

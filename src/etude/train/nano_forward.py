@@ -11,7 +11,7 @@ What it does not do: caches, cross-document packing, other families (`etude.mode
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +60,7 @@ def attention(x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, norm: Tensor, q
 
 
 def swiglu(both: Tensor) -> Tensor:
+    """[tokens, 2 x inner] -> [tokens, inner]: silu of the first half times the second."""
     gate, up = both.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -143,7 +144,7 @@ class NanoForward:
         self._mask = torch.full((length, length), float("-inf")).triu(1)
         wrap: Callable[[Any], Any] = (lambda f: torch.compile(f, dynamic=True)) if compiled else (lambda f: f)
         self._attention, self._swiglu, self._route = wrap(attention), wrap(swiglu), wrap(self._choose)
-        self._layers = [self._weights(layer) for layer in self.network.model.layers]
+        self._layers = [self._weights(layer) for layer in cast(Any, self.network.model).layers]
 
     @staticmethod
     def _weights(layer: Any) -> BlockWeights:
