@@ -17,7 +17,7 @@ quickstart: $(READY)
 	@$(VENV)/bin/etude quickstart
 
 test: $(READY)
-	$(VENV)/bin/pytest -m "not slow"
+	$(VENV)/bin/pytest -m "not slow" -n 2 --dist loadfile
 
 check: $(READY)
 	$(VENV)/bin/ruff check .

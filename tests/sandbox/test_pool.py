@@ -21,12 +21,25 @@ from sandbox.machine import box
 RECIPE = SandboxRecipe(spares=3, memory_mb=128, disk_mb=8, timeout_s=20.0, nice=0)
 
 
+@pytest.fixture(autouse=True)
+def groups_before() -> None:
+    """Other tests of this process may hold pools of their own."""
+    global BEFORE
+    BEFORE = frozenset()
+    BEFORE = frozenset(groups_left())
+
+
+BEFORE: frozenset[str] = frozenset()
+
+
 def groups_left() -> list[str]:
+    """Control groups of this process that were not there when the test began."""
     found = limits.find()
     if isinstance(found, str):
         return []
     mine = f"etude-{os.getpid()}-*"
-    return [str(path) for parent in found.parents.values() for path in parent.glob(mine)]
+    groups = {str(path) for parent in found.parents.values() for path in parent.glob(mine)}
+    return sorted(groups - BEFORE)
 
 
 def test_every_sandbox_is_fresh_and_used_once() -> None:
@@ -232,3 +245,21 @@ def test_where_user_namespaces_are_blocked_the_error_says_so(tmp_path: Path, mon
         asyncio.run(run())
     assert caught.value.cause == "bwrap: setting up uid map: Permission denied"
     assert "apparmor_restrict_unprivileged_userns" in (caught.value.hint or "")
+
+
+def test_snapshots_live_in_a_private_folder_that_goes_with_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (tmp_path / f"etude-snapshots-{dead.pid}-x").mkdir()
+
+    async def run() -> None:
+        async with NamespacePool(RECIPE) as pool, box(pool, {"a": "1"}) as sandbox:
+            saved = Path((await sandbox.snapshot()).path)
+            assert [folder.name for folder in tmp_path.iterdir()] == [saved.parent.name]
+            assert saved.parent.stat().st_mode & 0o777 == 0o700
+
+    asyncio.run(run())
+    assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from repair_tasks import FAULTY, RIGHT, entry
 
 from etude.code.edit import EditError, apply_edit
 from etude.data.corpus import FILE, FIX, UNTRAINED, Document
@@ -16,6 +15,7 @@ from etude.data.tokenizer import Tokenizer
 from etude.models.load import SHIPPED
 from etude.tasks.isolation import Prober
 from etude.tasks.transcripts import repair, transcript
+from tasks.repair_tasks import FAULTY, RIGHT, entry
 
 RENDERER = NanoRenderer(Tokenizer.load(SHIPPED["etude-nano"]))
 CALM = TranscriptSettings(read_first=0, test_first=0, wrong_edits=(1.0,), slip=0, give_up=0, test_after=1)

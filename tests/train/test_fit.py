@@ -74,7 +74,7 @@ def test_even_routing_has_a_balance_loss_of_one() -> None:
     for layer in network.model.layers:
         torch.nn.init.zeros_(layer.mlp.gate.weight)
     _, balance = NanoForward(network, compiled=False)(torch.zeros((1, 8), dtype=torch.int64))
-    assert float(balance) == pytest.approx(1.0)
+    assert balance.item() == pytest.approx(1.0)
 
 
 def test_orthogonalized_matrices_have_singular_values_near_one() -> None:

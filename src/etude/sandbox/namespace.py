@@ -24,14 +24,14 @@ from etude.sandbox.recipe import SandboxRecipe
 
 
 class NamespaceSandbox:
-    """Made by NamespacePool. `release` is called once with the sandbox when it is closed."""
+    """Made by NamespacePool. `folder` says where snapshots go; `release` is called once, when the sandbox is closed."""
 
     def __init__(
         self,
         channel: Channel,
         group: Group | None,
         recipe: SandboxRecipe,
-        folder: Path,
+        folder: Callable[[], Path],
         release: Callable[[NamespaceSandbox], None],
         fresh: Callable[[], Awaitable[NamespaceSandbox]],
     ) -> None:
@@ -111,7 +111,7 @@ class NamespaceSandbox:
         """
         entries, body = await self._save()
         number = secrets.token_hex(8)
-        path = self._folder / f"{number}.snapshot"
+        path = self._folder() / f"{number}.snapshot"
         frames.write_file(path, {"entries": json.dumps(entries), "body": body})
         return Snapshot(snapshot_id=number, path=str(path), memory=False)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import os
 import resource
 import shutil
 import tempfile
@@ -27,6 +28,7 @@ from etude.sandbox.recipe import SandboxRecipe
 _AT_ONCE = 4
 """Sandboxes that are being started at the same time."""
 _TRIES = 3
+_PREFIX = "etude-snapshots-"
 _DESCRIPTORS = 2
 """That the host holds open for each sandbox."""
 
@@ -151,8 +153,7 @@ class NamespacePool:
                 self._pump()
             return  # nobody waits: the next `acquire` tries again and reports
         self._producing -= 1
-        assert self._folder is not None
-        sandbox = NamespaceSandbox(channel, group, self._recipe, self._folder, self._release, self._take)
+        sandbox = NamespaceSandbox(channel, group, self._recipe, self._snapshots, self._release, self._take)
         if (future := self._next_waiting()) is not None:
             future.set_result(sandbox)
         else:
@@ -176,8 +177,7 @@ class NamespacePool:
             if self._nest is not None:
                 await self._nest.close()
                 await self._nest.remove_groups()
-            if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="etude-sandbox-"))
+            if self._nest is None:
                 _allow_descriptors(_DESCRIPTORS * (self._max_running + self._recipe.spares))
             groups = limits.find()
             if isinstance(groups, limits.Cgroups):
@@ -191,6 +191,13 @@ class NamespacePool:
             self._nest = nest
             return nest
 
+    def _snapshots(self) -> Path:
+        """A private folder, made for the first snapshot and removed with the pool."""
+        if self._folder is None:
+            _sweep_folders()
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        return self._folder
+
     def _release(self, sandbox: NamespaceSandbox) -> None:
         if sandbox.group is not None and self._nest is not None:
             self._nest.recycle(sandbox.group)
@@ -202,6 +209,14 @@ class NamespacePool:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _sweep_folders() -> None:
+    """Remove the snapshots of runs that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _allow_descriptors(needed: int) -> None:

@@ -32,8 +32,8 @@ class Split:
     splits: Mapping[str, str]
     """`body_key` -> one of `SPLITS`; bodies that were left out are absent."""
     dropped: Mapping[str, int]
-    """Why -> how many functions left their side: `final-in-heldout`, `final-in-train`, `heldout-in-train` (which share a
-    body or a name with the side named first), `rl-in-base`."""
+    """Why -> how many functions left their side for sharing a body or a name with the side named first:
+    `final-in-heldout`, `final-in-train`, `heldout-in-train`, `rl-in-base`."""
 
 
 def assign(functions: Iterable[Function], roles: Mapping[str, str]) -> Split:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -233,6 +234,6 @@ class Fit:
             self._muon.load_state_dict(saved["muon"])
             self._adamw.load_state_dict(saved["adamw"])
             self.state = State(**saved["state"])
-        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
             raise RunError(f"cannot continue from {self._checkpoint}", cause=str(error).splitlines()[0],
                            hint="remove it to start again") from error  # fmt: skip

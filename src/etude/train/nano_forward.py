@@ -158,7 +158,7 @@ class NanoForward:
         """ids [B, T] -> hidden states [B, T, D] after the last norm, and the mean load-balancing loss (1 if even)."""
         length = ids.shape[1]
         cos, sin, mask = self._cos[:length], self._sin[:length], self._mask[:length, :length]
-        x = F.embedding(ids, self.network.model.embed_tokens.weight)
+        x = F.embedding(ids, self.network.model.embed_tokens.weight, padding_idx=self.network.config.pad_token_id)
         balance = x.new_zeros(())
         for layer, weights in zip(self.network.model.layers, self._layers, strict=True):
             x, normed = self._attention(x, cos, sin, mask, *weights)
