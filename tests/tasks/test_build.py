@@ -86,11 +86,11 @@ def test_the_number_of_workers_changes_nothing(recipe: TasksBuildRecipe, tmp_pat
     assert build(replace(one, seed=7)).digest != build(one).digest
 
 
-def entries_of(name: str, package: str, count: int) -> build_module._Made:
+def entries_of(name: str, package: str, count: int, kind: str = "k") -> build_module._Made:
     made = function(name, package)
     fault_checks = tuple(checks.IOCheck(call=f"{name}({n})", expected=str(n), visible=n < 2) for n in range(8))
     faults = [
-        build_module.mutate.Mutation(kind="k", source=f"{made.source}  # {n}", line=1, old_line="", new_line="")
+        build_module.mutate.Mutation(kind=kind, source=f"{made.source}  # {n}", line=1, old_line="", new_line="")
         for n in range(count)
     ]
     return build_module._Made(entries=tuple(build_module._entry(made, f, fault_checks) for f in faults), reason="")
@@ -106,6 +106,12 @@ def test_no_package_has_more_than_its_share_of_the_tests() -> None:
     made = [entries_of("chunk", "a", 9), entries_of("gcd", "b", 2)]
     chosen = build_module._choose(TasksBuildRecipe(heldout=6, max_package_share=0.5), "heldout", made)
     assert sorted(entry.task.source["package"] for entry in chosen) == ["a", "a", "a", "b", "b"]
+
+
+def test_the_held_out_kind_has_its_share_of_the_tests_and_no_more() -> None:
+    made = [entries_of("chunk", "a", 12, HELDOUT_KIND), entries_of("gcd", "b", 12)]
+    chosen = build_module._choose(TasksBuildRecipe(heldout=20, max_package_share=1.0), "heldout", made)
+    assert sum(entry.task.source["fault"] == HELDOUT_KIND for entry in chosen) == 2
 
 
 def test_a_task_that_comes_twice_is_taken_once() -> None:

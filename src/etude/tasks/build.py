@@ -34,6 +34,8 @@ HASH_SEEDS = (1, 2, 3)
 """Of the processes that each function runs in."""
 TRIED_FAULTS = 14
 """Faults of a function that are run; more than are taken, since some change nothing that a call shows."""
+HELDOUT_KIND_SHARE = 0.1
+"""Of the held-out and final splits: enough to speak of the kind by itself, too little to hide the others."""
 _FILE_SPLIT = {"rl": "train", "heldout": "heldout", "final": "final", "base": "base"}
 
 
@@ -240,11 +242,16 @@ def _choose(recipe: TasksBuildRecipe, name: str, made: Sequence[_Made]) -> list[
     taken: list[Entry] = []
     of_package: Counter[str] = Counter()
     ids: set[str] = set()
+    num_heldout_kind = 0
     for entry in queue:
         package = entry.task.source["package"]
+        heldout_kind = entry.task.source["fault"] == mutate.HELDOUT_KIND
         if len(taken) == limit or entry.task.task_id in ids or of_package[package] >= share * limit:
+            continue
+        if heldout_kind and num_heldout_kind >= HELDOUT_KIND_SHARE * limit:
             continue
         ids.add(entry.task.task_id)
         of_package[package] += 1
+        num_heldout_kind += heldout_kind
         taken.append(entry)
     return taken
