@@ -26,9 +26,7 @@ def list_(runs: Runs = RUNS, as_json: Json = False) -> None:
         info = folder.info()
         created = time.strftime("%Y-%m-%d %H:%M", time.localtime(info["created"]))
         state = "running" if folder.holder() else ("done" if info["phase"] == "done" else "can be resumed")
-        rows.append(
-            {"run": info["name"], "stage": info["stage"], "phase": info["phase"], "state": state, "created": created}
-        )
+        rows.append({key: info[key] for key in ("name", "stage", "phase")} | {"state": state, "created": created})
     show(rows, as_json=as_json)
 
 
