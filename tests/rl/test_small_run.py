@@ -12,6 +12,7 @@ import pytest
 
 from cli.test_commands import etude
 from etude.frames import read_file
+from etude.metrics import read_rows
 from etude.rl.audit import audit_run
 from etude.types import Batch
 from rl.small_run import command, run_to_the_end, write_small_recipe
@@ -47,8 +48,11 @@ def test_every_trained_token_knows_its_version_and_its_routes(run: Path) -> None
 
 
 def test_trainer_and_engine_agree_on_fresh_tokens(run: Path) -> None:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    first = next(row for row in rows if row["kind"] == "step")
+    rows = read_rows(run / "metrics.jsonl")
+    probes = [row["row"] for row in rows if row["kind"] == "agreement"]
+    assert probes
+    assert all(row["mismatch_max"] < 1e-4 for row in probes)
+    first = next(row["row"] for row in rows if row["kind"] == "step")
     assert first["mismatch_live_count"] > 0
     assert first["mismatch_live_p99"] < 1e-4
 

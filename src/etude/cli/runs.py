@@ -38,7 +38,7 @@ def show_(run: RunName, runs: Runs = RUNS, as_json: Json = False) -> None:
 
     folder = RunFolder.open(find_run(run, runs))
     rows = read_rows(folder.path / "metrics.jsonl")
-    last = next((row for row in reversed(rows) if row.get("kind") == "step"), None)
+    last = next((row["row"] for row in reversed(rows) if row["kind"] == "step"), None)
     path = folder.path / "result.json"
     result = json.loads(path.read_text()) if path.is_file() else None
     info = folder.info() | {"held_by": folder.holder(), "last_step": last, "result": result}
