@@ -33,9 +33,10 @@ bench: $(READY)
 	done
 
 nano: $(READY)
-	$(VENV)/bin/etude tasks build
+	$(VENV)/bin/etude tasks functions
+	$(VENV)/bin/etude tasks build functions=functions.jsonl.zst
 	$(VENV)/bin/etude pretrain
-	$(VENV)/bin/etude sft
+	$(VENV)/bin/etude sft tasks=repair.tasks.zst/base
 
 setup: $(READY)
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -212,11 +212,29 @@ def check_run(run: Path, *, only: str | None = None) -> dict[str, list[str]]:
 
 def build_tasks(overrides: Sequence[str]) -> dict[str, int]:
     """Build the repair tasks; returns counts by split. Errors: RecipeError, TaskError, SandboxError."""
-    from etude.metrics import progress
     from etude.tasks.build import build
     from etude.tasks.recipe import TasksBuildRecipe
 
     recipe = config.convert(config.override({}, overrides), TasksBuildRecipe, where="tasks build")
+    with _bars() as report:
+        return dict(build(recipe, report).counts)
+
+
+def write_functions(path: Path, overrides: Sequence[str]) -> dict[str, int]:
+    """Harvest the pinned packages' functions into `path`; returns counts by split. Errors: RecipeError, TaskError."""
+    from etude.tasks import build
+    from etude.tasks.recipe import TasksBuildRecipe
+
+    recipe = config.convert(config.override({}, overrides), TasksBuildRecipe, where="tasks functions")
+    with _bars() as report:
+        return build.write_functions(recipe, path, report)
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[Callable[[str, int, int], None]]:
+    """A callback of (stage, done, total) that shows a progress bar for each stage."""
+    from etude.metrics import progress
+
     with contextlib.ExitStack() as stack:
         bars: dict[str, Any] = {}
 
@@ -227,7 +245,7 @@ def build_tasks(overrides: Sequence[str]) -> dict[str, int]:
             bar.advance(done - before)
             bars[stage][1] = done
 
-        return dict(build(recipe, report).counts)
+        yield report
 
 
 def check_task_file(address: str, limit: int | None) -> list[str]:
@@ -278,7 +296,7 @@ def _pretrain(recipe: PretrainRecipe, recorder: Recorder, advance: Callable[[flo
 
     folder = Path(recipe.folder)
     if not (folder / pretraining.MANIFEST).exists():  # written last
-        pretraining.build(Path(recipe.functions), folder, recipe.corpus, workers=recipe.schedule.threads)
+        pretraining.build(Path(recipe.functions), folder, recipe.corpus, workers=recipe.schedule.ranks)
     return pretrain(recipe, recorder, advance)
 
 
@@ -290,7 +308,7 @@ def _sft(recipe: SFTRecipe, recorder: Recorder, advance: Callable[[float, str], 
     path = Path(recipe.folder) / transcripts.TRANSCRIPTS
     if not path.exists():
         transcripts.build(recipe.tasks, model_folder(recipe.model), path, recipe.transcripts,
-                          workers=recipe.schedule.threads)  # fmt: skip
+                          workers=recipe.schedule.ranks)  # fmt: skip
     return sft(recipe, recorder, advance)
 
 

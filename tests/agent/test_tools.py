@@ -204,8 +204,8 @@ def test_the_tools_are_those_that_the_shipped_chat_format_spells() -> None:
     from etude.data.render import NANO_TOOLS
 
     for name, parameters in NANO_TOOLS.items():
-        properties = schema(Tool.registry[name])["parameters"]["properties"]
-        assert [(parameter.name, parameter.kind) for parameter in parameters] == [
-            (key, value["type"]) for key, value in properties.items()
-        ]
+        wanted = schema(Tool.registry[name])["parameters"]
+        kinds = {key: value["type"] for key, value in wanted["properties"].items()}
+        assert {parameter.name: parameter.kind for parameter in parameters} == kinds
+        assert {parameter.name for parameter in parameters if parameter.required} == set(wanted.get("required", ()))
     assert set(NANO_TOOLS) == set(ALL)

@@ -39,7 +39,7 @@ def test_the_version_is_data_on_stdout(tmp_path: Path) -> None:
         (["rl", "quickstart.toml", "rl.grup_size=4"], "rl.grup_size", "group_size"),
         (["rl", "quickstart.toml", "rl.group_size=four"], "rl.group_size", ""),
         (["rl", "quickstart.toml", "sandbox.kind=docker"], "sandbox.kind", "namespace"),
-        (["rl", "quickstart.toml", "eval.every=5"], "eval.every", "0"),
+        (["rl", "quickstart.toml", "eval.every=-1"], "eval.every", "0"),
         (["rl", "quickstart.toml", "reward.length.coef=0.5"], "length", ""),
         (["rl", "quickstart.toml", "group_size"], "group_size", "key.path=value"),
         (["pretrain", "quickstart.toml"], "stage", "etude rl"),

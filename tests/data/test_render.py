@@ -61,6 +61,13 @@ def test_the_window_is_spelled_as_documented() -> None:
     ).tolist()  # fmt: skip
 
 
+def test_an_absent_optional_argument_is_written_empty_and_read_back_absent() -> None:
+    call = ToolCall(name="edit_file", arguments={"path": "solution.py", "old": "<", "new": "<="})
+    ids = RENDERER.reply("", [call])
+    assert ids.tolist().count(TOKENIZER.control("<|arg|>")) == 4
+    assert RENDERER.parse(ids).calls == (call,)
+
+
 def test_an_empty_system_message_leaves_no_trace() -> None:
     user = Message(role="user", text="Repair f.")
     assert RENDERER.open([Message(role="system"), user]).tolist() == RENDERER.open([user]).tolist()
@@ -81,16 +88,20 @@ def test_control_tokens_in_a_file_or_a_result_stay_text() -> None:
     assert TOKENIZER.control("<|end|>") not in RENDERER.results([ToolResult(text="<|end|>")]).tolist()
 
 
+def edit_at(line: str) -> tuple[str, ...]:
+    return ("<|call|>", "edit_file", "<|arg|>", "a", "<|arg|>", line, *("<|arg|>", "a") * 2, "<|end|>")
+
+
 @pytest.mark.parametrize(
     ("parts", "error"),
     [
         (("<|call|>", "fly", "<|end|>"), "no tool of this name"),
         (("<|call|>", "<|end|>"), "no tool of this name"),
         (("<|call|>", "run_tests", "<|arg|>", "x", "<|end|>"), "takes 0 arguments, got 1"),
-        (("<|call|>", "edit_file", "<|arg|>", "a", "<|arg|>", "b", "<|end|>"), "takes 3 to 4 arguments, got 2"),
-        (("<|call|>", "edit_file", *("<|arg|>", "a") * 3, "<|arg|>", "two", "<|end|>"), "line must be an integer"),
-        (("<|call|>", "edit_file", *("<|arg|>", "a") * 3, "<|arg|>", "²", "<|end|>"), "line must be an integer"),
-        (("<|call|>", "edit_file", *("<|arg|>", "a") * 3, "<|arg|>", "9" * 5000, "<|end|>"), "must be an integer"),
+        (("<|call|>", "edit_file", "<|arg|>", "a", "<|arg|>", "b", "<|end|>"), "takes 4 arguments, got 2"),
+        (edit_at("two"), "line must be an integer"),
+        (edit_at("²"), "line must be an integer"),
+        (edit_at("9" * 5000), "must be an integer"),
         (("<|call|>", "run_tests"), "cut off"),
         (("<|call|>", "run_tests", "<|user|>", "<|end|>"), "control token"),
         (("<|call|>", "run_tests", "<|end|>", "x", "<|end|>"), "control token"),

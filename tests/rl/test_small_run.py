@@ -24,7 +24,7 @@ STEPS = 4
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("small")
     recipe = write_small_recipe(folder, steps=STEPS)
-    result = json.loads(run_to_the_end(recipe, folder / "runs"))
+    result = json.loads(run_to_the_end(recipe, folder / "runs", ["eval.every=2"]))
     assert result["steps"] == STEPS
     return folder / "runs" / "small"
 
@@ -35,6 +35,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def test_the_run_keeps_its_invariants(run: Path) -> None:
     assert audit_run(run, f"file://{run}/weights") == {"ledger": [], "batches": [], "staleness": [], "weights": []}
     assert etude("check", "small", cwd=run.parents[1]).returncode == 0
+
+
+def test_it_is_measured_on_the_way(run: Path) -> None:
+    rows = [row["row"] for row in read_rows(run / "metrics.jsonl") if row["kind"] == "eval"]
+    assert [(row["when"], row["step"]) for row in rows] == [("before", 0), ("control", 0), ("step-2", 2), ("after", 4)]
 
 
 def test_every_trained_token_knows_its_version_and_its_routes(run: Path) -> None:

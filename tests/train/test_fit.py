@@ -7,22 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from etude.data.corpus import FILE, FIX, Corpus, Document, join
+from etude.data.corpus import FILE, FIX, UNTRAINED, Corpus, Document, join
 from etude.errors import RunError
 from etude.models.load import Model, model_from_config
 from etude.models.nano import NanoShape, nano_config
-from etude.train.fit import Fit, micro_batches, padded, rate
+from etude.train.fit import Fit, micro_batches, pack, rate
 from etude.train.muon import orthogonalize
-from etude.train.nano_forward import NanoForward
 from etude.train.pretrain_recipe import ScheduleSettings
-from tiny import tiny_model
 
 SHAPE = NanoShape(
     hidden=32, layers=2, heads=2, head_dim=16, experts=4, intermediate=16, context_tokens=64, vocab_size=40
 )
-SCHEDULE = ScheduleSettings(
-    wall_s=2.0, batch_tokens=200, micro_tokens=64, compiled=False, evaluate_every_s=0.5, threads=2
-)
+SCHEDULE = ScheduleSettings(wall_s=2.0, batch_tokens=200, micro_tokens=64, evaluate_every_s=0.5, ranks=1)
 
 
 class Rows:
@@ -49,32 +45,25 @@ def corpus(count: int = 40) -> Corpus:
     return join(made, "copies")
 
 
-@pytest.mark.parametrize("experts", [0, 4])
-def test_the_quick_forward_and_its_gradients_equal_transformers(experts: int) -> None:
-    network = model(NanoShape(hidden=32, layers=2, heads=2, head_dim=16, experts=experts, intermediate=16,
-                              context_tokens=64, vocab_size=40)).network  # fmt: skip
-    ids = torch.from_numpy(np.random.default_rng(0).integers(0, 40, (3, 20)))
-    found = []
-    for forward in (lambda: NanoForward(network, compiled=False)(ids)[0], lambda: network.model(ids).last_hidden_state):
-        network.zero_grad()
-        hidden = forward()
-        (hidden * torch.arange(32)).sum().backward()
-        found.append([hidden.detach(), *(p.grad.clone() for p in network.parameters())])
-    for quick, plain in zip(*found, strict=True):
-        torch.testing.assert_close(quick, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max()) + 1e-7)
-
-
-def test_other_families_are_not_silently_computed_wrong() -> None:
-    with pytest.raises(RunError, match="llama"):
-        NanoForward(tiny_model("llama").network, compiled=False)
-
-
-def test_even_routing_has_a_balance_loss_of_one() -> None:
-    network = model().network
-    for layer in network.model.layers:
-        torch.nn.init.zeros_(layer.mlp.gate.weight)
-    _, balance = NanoForward(network, compiled=False)(torch.zeros((1, 8), dtype=torch.int64))
-    assert balance.item() == pytest.approx(1.0)
+def test_a_gradient_is_that_of_the_documents_one_by_one(tmp_path: Path) -> None:
+    made = corpus(6)
+    fit = Fit(model(), made, SCHEDULE, tmp_path / "checkpoint.pt")
+    packed = pack(made, list(range(6)))
+    weights = (packed.marks != UNTRAINED).astype(np.float32)
+    grads, (loss, _) = fit._gradients((packed, weights, 0.0))
+    network = fit.model.network
+    network.zero_grad()
+    total = 0.0
+    for number in range(6):
+        ids = torch.from_numpy(made.ids[made.starts[number] : made.starts[number + 1]].astype(np.int64))
+        logits = network(ids[None]).logits[0, :-1]
+        each = torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum")
+        each.backward()
+        total += each.item()
+    assert loss == pytest.approx(total, rel=1e-5)
+    for mine, param in zip(grads, network.parameters(), strict=True):
+        assert param.grad is not None
+        torch.testing.assert_close(mine, param.grad, rtol=1e-4, atol=1e-5 * float(param.grad.abs().max()) + 1e-7)
 
 
 def test_orthogonalized_matrices_have_singular_values_near_one() -> None:
@@ -90,19 +79,30 @@ def test_the_rate_rises_stays_and_falls_to_zero() -> None:
     ]  # fmt: skip
 
 
-def test_micro_batches_hold_every_document_once_within_the_limit() -> None:
+@pytest.mark.parametrize("multiple", [1, 2, 3])
+def test_micro_batches_hold_every_document_once_and_are_of_like_size(multiple: int) -> None:
     made = corpus()
-    rows = list(micro_batches(made, list(range(len(made))), 64))
+    rows = micro_batches(made, list(range(len(made))), 64, multiple)
     assert sorted(itertools.chain(*rows)) == list(range(len(made)))
-    for row in rows:
-        assert padded(made, row)[0].size <= 64
+    assert len(rows) % multiple == 0
+    sizes = [sum(int(made.starts[number + 1] - made.starts[number]) for number in row) for row in rows]
+    longest = int(np.diff(made.starts).max())
+    assert max(sizes) - min(sizes) <= 2 * longest
+    assert max(sizes) <= 64 + longest
 
 
-def test_padding_is_not_trained_on() -> None:
+def test_there_are_no_more_micro_batches_than_documents() -> None:
     made = corpus(3)
-    ids, marks = padded(made, [0, 1, 2])
-    assert int((marks > 0).sum()) == len(made.ids)
-    assert not ids[marks == 0].any()
+    assert sorted(map(len, micro_batches(made, [0, 1, 2], 1, 2))) == [1, 1, 1]
+
+
+def test_no_document_predicts_the_next_ones_first_token() -> None:
+    made = corpus(3)
+    packed = pack(made, [2, 0, 1])
+    ends = [tree.start + tree.members[0] - 1 for tree in packed.trees]
+    assert (packed.marks[ends] == UNTRAINED).all()
+    assert int((packed.marks != UNTRAINED).sum()) == len(made.ids) - 3
+    assert packed.ids[: len(made.ids) - int(made.starts[2])].tolist() == made.ids[made.starts[2] :].tolist()
 
 
 def test_a_fit_learns_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_measured_exactness_is_that_of_greedy_decoding(tmp_path: Path) -> None:
         tokens = torch.from_numpy(ids[:-3])[None]
         for _ in range(3):
             tokens = torch.cat([tokens, fit.model.network(tokens).logits[:, -1:].argmax(-1)], dim=1)
-        assert bool(exact[number]) == (tokens[0].tolist() == ids.tolist())
+        assert bool(exact[number]) == (tokens[0, :-1].tolist() == ids[:-1].tolist())
 
 
 def test_a_damaged_checkpoint_and_an_empty_corpus_are_named(tmp_path: Path) -> None:

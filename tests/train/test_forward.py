@@ -138,3 +138,39 @@ def test_routes_of_another_model_are_refused() -> None:
     forward = PackedForward(tiny_model("qwen3_moe", num_hidden_layers=2))
     with pytest.raises(ModelError, match="routes do not fit"):
         forward(micro)
+
+
+def balance_by_hand(model: Model, ids: torch.Tensor) -> torch.Tensor:
+    """Switch Transformers, eq. 4, over top-k choices, from what transformers' routers say."""
+    output = model.network(input_ids=ids[None], output_router_logits=True)
+    losses = []
+    for logits in output.router_logits:
+        probs = torch.softmax(logits, -1)
+        loads = probs.topk(model.top_k, -1).indices.reshape(-1).bincount(minlength=probs.shape[1])
+        losses.append(probs.shape[1] * (probs.mean(0) * loads / loads.sum()).sum())
+    return torch.stack(losses).mean()
+
+
+def test_the_balance_loss_and_its_gradient() -> None:
+    model = tiny_model("qwen3_moe")
+    network = model.network.requires_grad_(True)
+    ids = np.random.default_rng(0).integers(0, model.vocab_size, size=11)
+    _, balance = PackedForward(model).hidden(ids, np.arange(11), (Tree(0, 0, (11,)),), np.array([10]))
+    wanted = balance_by_hand(model, torch.from_numpy(ids))
+    torch.testing.assert_close(balance, wanted)
+    params = [param for param in network.parameters() if param.requires_grad]
+    for mine, plain in zip(
+        torch.autograd.grad(balance, params, allow_unused=True, materialize_grads=True),
+        torch.autograd.grad(wanted, params, allow_unused=True, materialize_grads=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_even_routing_has_a_balance_loss_of_one() -> None:
+    model = tiny_model("qwen3_moe")
+    for name, param in model.network.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            torch.nn.init.zeros_(param)
+    _, balance = PackedForward(model).hidden(np.zeros(8, np.int64), np.arange(8), (Tree(0, 0, (8,)),), np.array([7]))
+    assert balance.item() == pytest.approx(1.0)

@@ -18,7 +18,7 @@ from etude.train.pretrain_recipe import PretrainRecipe, ScheduleSettings, SFTRec
 from etude.train.sft import sft
 
 SHAPE = NanoShape(hidden=16, layers=1, heads=1, head_dim=16, experts=2, top_k=1, intermediate=16, context_tokens=384)
-SCHEDULE = ScheduleSettings(wall_s=0.5, batch_tokens=100, micro_tokens=64, compiled=False, threads=1)
+SCHEDULE = ScheduleSettings(wall_s=0.5, batch_tokens=100, micro_tokens=64, ranks=1)
 
 
 class Rows:
@@ -73,7 +73,7 @@ def test_a_network_without_a_row_for_each_token_is_refused() -> None:
         PretrainRecipe(shape=dataclasses.replace(SHAPE, vocab_size=100))
 
 
-@pytest.mark.parametrize("change", [{"wall_s": 0.0}, {"lr": -1.0}, {"file_share": 1.5}, {"threads": 0}])
+@pytest.mark.parametrize("change", [{"wall_s": 0.0}, {"lr": -1.0}, {"file_share": 1.5}, {"ranks": 0}])
 def test_settings_out_of_range_are_refused_by_name(change: dict[str, float]) -> None:
     with pytest.raises(RecipeError, match=rf"schedule\.{next(iter(change))} = "):
         dataclasses.replace(SCHEDULE, **change)

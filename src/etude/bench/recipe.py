@@ -12,7 +12,7 @@ class EvalRecipe:
     """How held-out tasks are measured; every policy that is compared gets the same."""
 
     every: int = 0
-    """Optimizer steps between evaluations during training; 0, before and after only, is what there is so far."""
+    """Optimizer steps between measurements during training, which stands still meanwhile; 0: before and after only."""
     tasks: int | None = None
     """Only the first so many held-out tasks; unset: all."""
     engines: int = 1
@@ -32,7 +32,7 @@ class EvalRecipe:
                 raise RecipeError(f"eval.{name} = {getattr(self, name)} must be at least 1")
         if self.tasks is not None and self.tasks < 1:
             raise RecipeError(f"eval.tasks = {self.tasks} must be at least 1", hint="leave it out for all tasks")
-        if self.every != 0:
-            raise RecipeError(f"eval.every = {self.every} is not supported", hint="0: before and after only")
+        if self.every < 0:
+            raise RecipeError(f"eval.every = {self.every} must not be negative", hint="0: before and after only")
         if not self.temperature > 0:
             raise RecipeError(f"eval.temperature = {self.temperature} must be above 0")

@@ -26,6 +26,22 @@ def build(overrides: Overrides = None, as_json: Json = False) -> None:
     print(json.dumps(counts) if as_json else "\n".join(f"{name}: {count}" for name, count in counts.items()))
 
 
+@app.command("functions")
+def functions(
+    out: Annotated[Path, typer.Argument(help="The file to write.")] = Path("functions.jsonl.zst"),
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Read the pinned packages' functions and split them: what pretraining learns from and `build` can start from.
+
+    Overrides are those of the builder's recipe, e.g. cache=FOLDER workers=2.
+    """
+    from etude.build import write_functions
+
+    counts = write_functions(out, overrides or [])
+    print(json.dumps(counts) if as_json else "\n".join(f"{name}: {count}" for name, count in counts.items()))
+
+
 @app.command("check")
 def check(
     address: Address,

@@ -143,7 +143,7 @@ def opening(name: str, files: dict[str, str]) -> tuple[Message, ...]:
 
 
 def edit_call(edit: Edit) -> ToolCall:
-    return ToolCall(name="edit_file", arguments={"path": PATH, "old": edit.old, "new": edit.new, "line": edit.line})
+    return ToolCall(name="edit_file", arguments={"path": PATH, "line": edit.line, "old": edit.old, "new": edit.new})
 
 
 def document(renderer: NanoRenderer, name: str, broken: str, edits: Sequence[Edit]) -> Document:

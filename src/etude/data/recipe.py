@@ -19,9 +19,11 @@ class CorpusSettings:
     """Passes over functions that take `self` or `cls`."""
     min_lines_method: int = 5
     """Shorter ones of these are left out: they hold little that can be wrong."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of faults (`tasks.mutate`); empty: all that training may have."""
     max_faults: int = 3
     """A document holds 1 to this many faults, evenly."""
-    max_tokens: int = 384
+    max_tokens: int = 256
     """Longer documents are left out."""
     num_probes: int = 400
     """Functions, chosen by hash, that no document is made of: exact repair is measured on them, with one fault each."""

@@ -3,7 +3,7 @@
     messages --open--> ids up to <|assistant|> --engine samples--> reply ids --parse--> text and calls
                                                       results --results--> ids that follow the reply
 
-The nano's window, with values positional in schema order; only the last, optional ones may be absent:
+The nano's window, with the values of all arguments in the order of NANO_TOOLS; an optional one that is absent is empty:
 
     <|begin|> [<|system|> text] <|user|> text <|assistant|> reply [<|result|> text]*n <|assistant|> reply ...
     reply = [text] [<|call|> name [<|arg|> value]*]* <|end|>
@@ -39,14 +39,15 @@ NANO_TOOLS: Mapping[str, tuple[Parameter, ...]] = {
     "read_file": (Parameter(name="path"),),
     "edit_file": (
         Parameter(name="path"),
+        Parameter(name="line", kind="integer", required=False),
         Parameter(name="old"),
         Parameter(name="new"),
-        Parameter(name="line", kind="integer", required=False),
     ),
     "run_tests": (),
     "finish": (Parameter(name="message"),),
 }
-"""Frozen: later versions only add. The order of the arguments is the order in which the nano writes them."""
+"""Frozen: later versions only add. The order of the arguments is the order in which the nano writes them: the line
+comes before the text, since where to edit is the decision, and what stands there can then be copied."""
 
 
 class Parsed(Noun, frozen=True):
@@ -128,11 +129,11 @@ class NanoRenderer:
             unknown = set(call.arguments) - set(names)
             if unknown:
                 raise KeyError(f"{call.name} has no argument {sorted(unknown)[0]}")
-            given = [name for name in names if call.arguments.get(name) is not None]
-            if given != names[: len(given)]:
-                raise KeyError(f"{call.name}: an argument before {given[-1]} is missing")
-            for name in given:
-                parts += [self._one(self._arg), self.tokenizer.encode(str(call.arguments[name]))]
+            for parameter in self._tools[call.name]:
+                value = call.arguments.get(parameter.name)
+                if value is None and parameter.required:
+                    raise KeyError(f"{call.name}: {parameter.name} is missing")
+                parts += [self._one(self._arg), self.tokenizer.encode("" if value is None else str(value))]
         parts.append(self._one(self.end))
         return np.concatenate(parts)
 
@@ -170,12 +171,13 @@ class NanoRenderer:
         if name not in self._tools:
             return ToolCall(name=name, arguments={}, error=f"no tool of this name; there are {', '.join(self._tools)}")
         parameters, values = self._tools[name], [self._text(field) for field in fields[1:]]
-        num_required = sum(parameter.required for parameter in parameters)
-        if not num_required <= len(values) <= len(parameters):
-            wanted = str(num_required) if num_required == len(parameters) else f"{num_required} to {len(parameters)}"
-            return ToolCall(name=name, arguments={}, error=f"{name} takes {wanted} arguments, got {len(values)}")
+        if len(values) != len(parameters):
+            wanted = f"{len(parameters)} argument{'s' * (len(parameters) != 1)}"
+            return ToolCall(name=name, arguments={}, error=f"{name} takes {wanted}, got {len(values)}")
         arguments: dict[str, object] = {}
-        for parameter, value in zip(parameters, values, strict=False):
+        for parameter, value in zip(parameters, values, strict=True):
+            if not value and not parameter.required:
+                continue
             if parameter.kind == "integer":
                 # Stricter than int(): no spaces, underscores, or digits of other scripts.
                 if not (value.isascii() and value.removeprefix("-").isdigit() and len(value) <= 9):

@@ -38,6 +38,12 @@ class ManagedEngine:
             if self._client is None:
                 self._client = await self._connected(await self._workers.start(self.role))
 
+    async def stop(self) -> None:
+        """End the process; `start` may follow."""
+        async with self._lock:
+            self._client = None
+            await self._workers.stop(self.role)
+
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         client = await self._live()
         try:

@@ -2,7 +2,7 @@
 
     before   the starting version, and the same version barred from finishing until a test passes (what persistence
              alone is worth), on held-out tasks at a fixed budget of sampled tokens
-    train    loop.py, until the clock or the epoch ends
+    train    loop.py, until the clock or the epoch ends; with `eval.every`, measured on the way
     after    the last version, on the same tasks with the same seeds
     done     result.json
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -94,28 +95,44 @@ def _manifest(parts: Parts, name: Sequence[int]) -> Manifest:
 
 
 async def _train(parts: Parts) -> Version:
-    """Returns the last version, published and checkpointed."""
+    """Train until the budget or the epoch ends; returns the last version, published and checkpointed.
+
+    With `eval.every`, training stands still at every so many steps and the version of that step is measured.
+    """
     ledger = Ledger(parts.folder.path / "ledger.sqlite")
+    every, steps = parts.stage.eval.every, parts.stage.budget.steps
     try:
         ledger.enroll([task.task_id for task in _order(parts.train_tasks, parts.stage.rl.seed)])
-        await parts.engine.start()
-        with ConsoleRecorder(parts.stage.budget.wall_s) as console:
-            loop = Loop(
-                folder=parts.folder,
-                recipe=parts.stage.rl,
-                budget=parts.stage.budget,
-                tasks={task.task_id: task for task in parts.train_tasks},
-                ledger=ledger,
-                runner=parts.runner,
-                engine=parts.engine,
-                trainer=parts.trainer,
-                recorder=Tee(parts.recorder, console),
-            )
-            await loop.run()
-        return (await parts.trainer.finish()).version
+        while True:
+            await parts.engine.start()
+            stop = (parts.trainer.step // every + 1) * every if every else None
+            limit = min((limit for limit in (steps, stop) if limit is not None), default=None)
+            step = await _train_until(parts, ledger, limit)
+            version = (await parts.trainer.finish()).version
+            if stop is None or step != stop or step == steps:
+                return version
+            await parts.engine.stop()
+            await _measure(parts, _manifest(parts, [version.incarnation, version.n]), {f"step-{step}": False})
     finally:
         ledger.close()
-        await parts.workers.stop(parts.engine.role)
+        await parts.engine.stop()
+
+
+async def _train_until(parts: Parts, ledger: Ledger, steps: int | None) -> int:
+    """Train until step `steps` or the end of the budget or the epoch; returns the step reached."""
+    with ConsoleRecorder(parts.stage.budget.wall_s) as console:
+        loop = Loop(
+            folder=parts.folder,
+            recipe=parts.stage.rl,
+            budget=dataclasses.replace(parts.stage.budget, steps=steps),
+            tasks={task.task_id: task for task in parts.train_tasks},
+            ledger=ledger,
+            runner=parts.runner,
+            engine=parts.engine,
+            trainer=parts.trainer,
+            recorder=Tee(parts.recorder, console),
+        )
+        return await loop.run()
 
 
 def _order(tasks: Sequence[Task], seed: int) -> list[Task]:
@@ -161,7 +178,7 @@ async def _measure(parts: Parts, manifest: Manifest, labels: dict[str, bool]) ->
     finally:
         writer.close()
         for engine in engines:
-            await parts.workers.stop(engine.role)
+            await engine.stop()
 
 
 def _file(folder: RunFolder, label: str) -> Path:

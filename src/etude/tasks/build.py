@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 PATH = "solution.py"
 HASH_SEEDS = (1, 2, 3)
 """Of the processes that each function runs in."""
-TRIED_FAULTS = 14
+TRIED_FAULTS = 24
 """Faults of a function that are run; more than are taken, since some change nothing that a call shows."""
 HELDOUT_KIND_SHARE = 0.1
 """Of the held-out and final splits: enough to speak of the kind by itself, too little to hide the others."""
@@ -87,6 +87,23 @@ def build(recipe: TasksBuildRecipe, progress: Progress | None = None) -> BuildRe
     )
 
 
+def write_functions(recipe: TasksBuildRecipe, path: Path, progress: Progress | None = None) -> dict[str, int]:
+    """Harvest the packages, split what was found, and write it to `path`: for pretraining, and for `recipe.functions`.
+
+    Returns counts by split. Errors: TaskError, OSError.
+    """
+    cache = Path(recipe.cache) if recipe.cache else packages.default_cache()
+    counts: Counter[str] = Counter()
+    splits: dict[str, str] = {}
+    found = []
+    for function, name in _harvest(recipe, cache, progress or (lambda stage, done, total: None)):
+        counts[name] += 1
+        splits[function.body_key] = name
+        found.append(function)
+    harvest.write(found, path, splits)
+    return {name: counts[name] for name in split.SPLITS}
+
+
 def _functions(recipe: TasksBuildRecipe, cache: Path, report: Progress) -> dict[str, list[harvest.Function]]:
     """Callable functions that fit, by split, in an order that depends on the seed."""
     by_split: dict[str, list[harvest.Function]] = {name: [] for name in _FILE_SPLIT}
@@ -99,9 +116,10 @@ def _functions(recipe: TasksBuildRecipe, cache: Path, report: Progress) -> dict[
 
 
 def _read(recipe: TasksBuildRecipe, cache: Path, report: Progress) -> Iterator[tuple[harvest.Function, str]]:
-    if recipe.functions:
-        yield from harvest.read(Path(recipe.functions))
-        return
+    yield from harvest.read(Path(recipe.functions)) if recipe.functions else _harvest(recipe, cache, report)
+
+
+def _harvest(recipe: TasksBuildRecipe, cache: Path, report: Progress) -> Iterator[tuple[harvest.Function, str]]:
     packages.fetch(packages.PACKAGES, cache)
     names = [package.name for package in packages.PACKAGES]
     report("harvest", 0, len(names))
@@ -151,7 +169,7 @@ class _Worker:
         pool = checks.gather(function.name, function.prelude, function.source, self.probers, rng)
         if isinstance(pool, checks.Rejected):
             return _Made(entries=(), reason=pool.reason)
-        kinds = mutate.ALL_KINDS if split_name in ("heldout", "final") else mutate.TRAIN_KINDS
+        kinds = [*self.recipe.kinds, *([mutate.HELDOUT_KIND] if split_name in ("heldout", "final") else [])]
         faults = mutate.mutate(function.source, rng, kinds, limit=TRIED_FAULTS)
         verdicts = checks.try_faults(function.prelude, [fault.source for fault in faults], pool, self.probers[0])
         told = [(fault, verdict) for fault, verdict in zip(faults, verdicts, strict=True) if verdict.kills]

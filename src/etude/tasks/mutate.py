@@ -20,6 +20,13 @@ DELETED_KIND = "deleted-statement"
 """The one kind that removes a line; every other changes exactly one."""
 ALL_KINDS: tuple[str, ...] = (*KINDS, DELETED_KIND)
 TRAIN_KINDS: tuple[str, ...] = tuple(name for name in ALL_KINDS if name != HELDOUT_KIND)
+PLAIN_KINDS: tuple[str, ...] = (
+    "comparison-boundary", "comparison-opposite", "negated-condition", "boolean-operator", "boolean-constant",
+    "arithmetic-operator", "augmented-assignment", "off-by-one", "wrong-index", "wrong-slice", "range-bound",
+    "initial-value", "default-value", "sibling-call", "swapped-arguments", "missing-return", "loop-exit",
+)  # fmt: skip
+"""Kinds that leave in the line nearly all that its repair needs: the tasks of a small model. The others lose a name, a
+term or a whole statement, which only the function's purpose can bring back."""
 _DELETABLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Raise, ast.Delete, ast.Assert)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 

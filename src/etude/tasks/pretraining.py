@@ -46,6 +46,8 @@ def build(functions: Path, folder: Path, settings: CorpusSettings, *, workers: i
     if not base:
         raise TaskError(f"{functions} holds no functions of split base", hint="build it: etude tasks functions")
     folder.mkdir(parents=True, exist_ok=True)
+    if unknown := sorted(set(settings.kinds) - set(TRAIN_KINDS)):
+        raise TaskError(f"corpus.kinds: no kind {unknown[0]!r}", hint=f"there are {', '.join(TRAIN_KINDS)}")
     base.sort(key=lambda function: hashlib.blake2b(f"{settings.seed} {function.body_key}".encode()).digest())
     probes, rest = base[: settings.num_probes], base[settings.num_probes :]
     progress("tokenizer", 0.0)
@@ -62,7 +64,7 @@ def build(functions: Path, folder: Path, settings: CorpusSettings, *, workers: i
     held = [
         document
         for _, document in corpus.documents(
-            NanoRenderer(made), probes, _faults, passes=1, max_faults=1, max_tokens=settings.max_tokens,
+            NanoRenderer(made), probes, _faults(settings), passes=1, max_faults=1, max_tokens=settings.max_tokens,
             seed=settings.seed,
         )
     ]  # fmt: skip
@@ -88,8 +90,11 @@ def _texts(functions: Sequence[Function]) -> Iterator[str]:
             yield _HARNESS_TEXT
 
 
-def _faults(source: str, rng: random.Random, limit: int) -> list[Mutation]:
-    return mutate(source, rng, TRAIN_KINDS, limit=limit)
+def _faults(settings: CorpusSettings) -> corpus.FaultMaker:
+    def faults(source: str, rng: random.Random, limit: int) -> list[Mutation]:
+        return mutate(source, rng, settings.kinds or TRAIN_KINDS, limit=limit)
+
+    return faults
 
 
 def _documents_of(
@@ -101,7 +106,7 @@ def _documents_of(
         item
         for function, passes in chunk
         for item in corpus.documents(
-            renderer, [function], _faults, passes=passes, max_faults=settings.max_faults,
+            renderer, [function], _faults(settings), passes=passes, max_faults=settings.max_faults,
             max_tokens=settings.max_tokens, seed=settings.seed,
         )
     ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from etude.errors import RecipeError
+from etude.tasks.mutate import PLAIN_KINDS, TRAIN_KINDS
 
 MAX_WORKERS = 256
 
@@ -41,6 +42,8 @@ class TasksBuildRecipe:
     """Processes that run functions; each takes about one core."""
     seed: int = 0
     """Of the inputs, the faults and the choice among them."""
+    kinds: tuple[str, ...] = PLAIN_KINDS
+    """Kinds of faults. The held-out and final splits get one kind more, which no training data has."""
     train: int = 6_000
     """Tasks of the RL pool, at most."""
     heldout: int = 400
@@ -49,17 +52,17 @@ class TasksBuildRecipe:
     """Tasks of the packages of the final test, at most."""
     base: int = 6_000
     """Tasks of the functions of pretraining and fine-tuning, at most."""
-    train_per_function: int = 6
+    train_per_function: int = 10
     """Tasks of one function of the RL pool, at most."""
     base_per_function: int = 16
     """The same for the base split."""
-    test_per_function: int = 4
+    test_per_function: int = 6
     """The same for the held-out and final splits."""
     max_package_share: float = 0.5
     """Of the held-out and final splits each, how much one package may have."""
-    max_lines: int = 24
+    max_lines: int = 16
     """Lines of solution.py, at most."""
-    max_chars: int = 700
+    max_chars: int = 500
     """Characters of solution.py, at most."""
     visible: int = 4
     """Checks of a task that run_tests shows, at most; at least 2."""
@@ -73,6 +76,12 @@ class TasksBuildRecipe:
             "test_per_function": (1, 100), "max_package_share": (0.01, 1.0), "max_lines": (3, 1_000),
             "max_chars": (50, 100_000), "visible": (2, 20), "hidden": (6, 20),
         }  # fmt: skip
+        unknown = sorted(set(self.kinds) - set(TRAIN_KINDS))
+        if unknown or not self.kinds:
+            raise RecipeError(
+                f"kinds = {list(self.kinds)} names no kind of fault" if not self.kinds else f"no kind {unknown[0]!r}",
+                hint=f"there are {', '.join(TRAIN_KINDS)}",
+            )
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
             if not low <= value <= high:

@@ -83,10 +83,12 @@ class FastForward:
         experts: Tensor | None,
         valid: Tensor,
         rows: Tensor,
-    ) -> Tensor:
-        """Hidden states after the last norm, of `rows` only: [rows, hidden].
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states after the last norm, of `rows` only: [rows, hidden]; and the routers' mean balance loss: [].
 
-        ids, positions, valid [T]; experts [T, moe_layers, top_k] or None. Errors: ModelError if the routes do not fit.
+        ids, positions, valid [T]; experts [T, moe_layers, top_k] or None. The balance loss is that of Switch
+        Transformers (arXiv 2101.03961, eq. 4) over all top-k choices, 1 when loads and probabilities are even, 0 for a
+        dense network. Errors: ModelError if the routes do not fit.
         """
         if experts is not None:
             experts = checked_routes(self._model, experts, valid)
@@ -94,7 +96,7 @@ class FastForward:
         cos, sin = self._body.rotary_emb(hidden, positions[None])
         half = self._shape.width // 2
         turns = torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
-        mixtures = 0
+        mixtures, balance = 0, hidden.new_zeros(())
         for layer in self._body.layers:
             attention = layer.self_attn
             norms = (attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else (None, None)
@@ -106,17 +108,18 @@ class FastForward:
             if isinstance(mlp, Qwen3MoeSparseMoeBlock):
                 forced = None if experts is None else experts[:, mixtures]
                 mixtures += 1
-                hidden = _Experts.apply(
+                hidden, uneven = _Experts.apply(
                     hidden, norm, mlp.gate.weight, mlp.experts.gate_up_proj, mlp.experts.down_proj, forced, valid,
                     self._shape,
                 )  # fmt: skip
+                balance = balance + uneven
             else:
                 normed = _Norm.apply(hidden, norm, self._shape.eps)
                 gated = functional.silu(functional.linear(normed, mlp.gate_proj.weight))
                 gated = gated * functional.linear(normed, mlp.up_proj.weight)
                 hidden = hidden + functional.linear(gated, mlp.down_proj.weight)
         final: Tensor = _Norm.apply(hidden.index_select(0, rows), self._body.norm.weight, self._shape.eps)
-        return final
+        return final, balance / max(1, mixtures)
 
 
 # RMS norm (Zhang and Sennrich 2019, arXiv 1910.07467): y = x * r * weight, r = 1 / sqrt(mean(x^2) + eps)
@@ -243,7 +246,7 @@ def _heads_backward(grad: Tensor, x: Tensor, r: Tensor, weight: Tensor) -> tuple
     return pushed.addcmul_(unit, pull, value=-1).mul_(r), grad_weight
 
 
-# Experts: y = x + sum over chosen e of gate_e * down_e(silu(gate part) * up part) of the normed x
+# Experts: y = x + sum over chosen e of gate_e * down_e(silu(gate part) * up part) of the normed x; and the balance loss
 
 
 def _chunks(counts: Sequence[int]) -> Iterator[tuple[int, slice]]:
@@ -260,7 +263,7 @@ class _Experts(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, norm: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, forced: Tensor | None,
         valid: Tensor, shape: _Shape,
-    ) -> Tensor:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         normed, r = _norm(x, norm, shape.eps)
         probs = torch.softmax(torch.mm(normed, router.t()), dim=-1)
         chosen = probs.topk(shape.top_k, dim=-1).indices
@@ -271,7 +274,8 @@ class _Experts(torch.autograd.Function):
         gates = gates / total
         order = chosen.view(-1).argsort(stable=True)
         tokens = order.div(shape.top_k, rounding_mode="floor")
-        counts = chosen.view(-1).bincount(minlength=len(router)).tolist()
+        loads = chosen.view(-1).bincount(minlength=len(router))
+        counts = loads.tolist()
         sorted_gates = gates.view(-1).index_select(0, order)[:, None]
         inner = down.shape[2]
         projected = x.new_empty(len(order), 2 * inner)
@@ -280,17 +284,18 @@ class _Experts(torch.autograd.Function):
             z = torch.mm(normed.index_select(0, tokens[rows]), gate_up[expert].t(), out=projected[rows])
             hidden = functional.silu(z[:, :inner]).mul_(z[:, inner:]).mul_(sorted_gates[rows])
             out.index_add_(0, tokens[rows], torch.mm(hidden, down[expert].t()))
+        pull = loads * (len(router) / (loads.sum() * len(x)))  # of each probability on the balance loss
         ctx.save_for_backward(
             x, norm, r, normed, router, gate_up, down, probs, chosen, gates, total, order, tokens, sorted_gates,
-            projected,
+            projected, pull,
         )  # fmt: skip
         ctx.counts, ctx.normalizes = counts, shape.normalizes
-        return out
+        return out, torch.mv(probs, pull).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor, grad_balance: Tensor) -> Any:
         (x, norm, r, normed, router, gate_up, down, probs, chosen, gates, total, order, tokens, sorted_gates,
-         projected) = ctx.saved_tensors  # fmt: skip
+         projected, pull) = ctx.saved_tensors  # fmt: skip
         inner = down.shape[2]
         grad_normed = torch.zeros_like(normed)
         grad_gate_up, grad_down = torch.zeros_like(gate_up), torch.zeros_like(down)
@@ -312,7 +317,7 @@ class _Experts(torch.autograd.Function):
         grad_gates = torch.empty_like(grad_sorted).index_copy_(0, order, grad_sorted).view(gates.shape)
         if ctx.normalizes:
             grad_gates = grad_gates - (grad_gates * gates).sum(-1, keepdim=True)
-        slopes = torch.zeros_like(probs).scatter_(-1, chosen, grad_gates / total)
+        slopes = (grad_balance * pull).expand_as(probs).scatter_add(-1, chosen, grad_gates / total)
         slopes = torch._softmax_backward_data(slopes, probs, -1, probs.dtype)
         grad_normed.addmm_(slopes, router)
         grad_x, grad_norm = _norm_backward(grad_normed, x, r, norm)

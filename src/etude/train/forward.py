@@ -51,18 +51,36 @@ class PackedForward:
 
     def __call__(self, micro: MicroBatch) -> Tensor:
         """[targets, width] hidden states. Errors: ModelError if the routes do not fit the model."""
-        experts = None if micro.experts is None else torch.from_numpy(micro.experts)
-        ids, positions = torch.from_numpy(micro.ids), torch.from_numpy(micro.positions)
-        valid, rows = torch.from_numpy(micro.valid), torch.from_numpy(micro.sources)
+        return self.hidden(
+            micro.ids, micro.positions, micro.trees, micro.sources, experts=micro.experts, valid=micro.valid
+        )[0]
+
+    def hidden(
+        self,
+        ids: np.ndarray,
+        positions: np.ndarray,
+        trees: Sequence[Tree],
+        sources: np.ndarray,
+        *,
+        experts: np.ndarray | None = None,
+        valid: np.ndarray | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """[sources, width] hidden states, and the experts' balance loss: [], 0 off the fast path.
+
+        ids, positions, sources, valid and experts as in MicroBatch. Errors: ModelError if the routes do not fit.
+        """
+        row, places, rows = torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(sources)
+        routes = None if experts is None else torch.from_numpy(experts)
+        known = torch.zeros(len(ids), dtype=torch.bool) if valid is None else torch.from_numpy(valid)
         if self._fast is not None:
-            return self._fast(ids, positions, blocks(micro.trees), experts, valid, rows)
-        forced = contextlib.nullcontext() if experts is None else replay(self.model, experts, valid)
+            return self._fast(row, places, blocks(trees), routes, known, rows)
+        forced = contextlib.nullcontext() if routes is None else replay(self.model, routes, known)
         with forced:
             output = self.model.network.base_model(
-                input_ids=ids[None], position_ids=positions[None], blocks=blocks(micro.trees), use_cache=False
+                input_ids=row[None], position_ids=places[None], blocks=blocks(trees), use_cache=False
             )
         hidden: Tensor = output.last_hidden_state[0].index_select(0, rows)
-        return hidden
+        return hidden, hidden.new_zeros(())
 
     @torch.no_grad()
     def _check(self) -> None:

@@ -9,13 +9,13 @@ What it does not do: shard, or keep 16-bit weights; reinforcement learning uses 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Map = Callable[[Callable[[Tensor], Tensor], Iterable[Tensor]], Iterable[Tensor]]
+Map = Callable[[Callable[[Tensor], Tensor], Sequence[Tensor]], Iterable[Tensor]]
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _RMS = 0.2
@@ -43,7 +43,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None, *, spread: Map = map) -> None:  # type: ignore[override]
-        """`spread` may be a pool's map: the matrices are then orthogonalized on several cores."""
+        """`spread` may be that of `train.ranks`: the matrices are then orthogonalized on several cores."""
         for group in self.param_groups:
             by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
             for param in group["params"]:

@@ -1,6 +1,6 @@
 """Stage `pretrain`: a new network of the nano's shape, fitted to the corpus, left as a Hugging Face folder.
 
-    folder/corpus.bin, probes.bin, tokenizer.json (tasks.pretraining) --Fit--> folder/checkpoint.pt --> folder/model/
+    folder/corpus.bin, probes.bin, tokenizer.json (tasks.pretraining) --fit--> folder/checkpoint.pt --> folder/model/
 
 Started again, it goes on from the checkpoint; when the time is used up it only writes the model again.
 What it does not do: build the corpus (that is the collections' room; `etude pretrain` calls both), or fine-tune.
@@ -13,8 +13,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from etude import frames
 from etude.data.corpus import Corpus
 from etude.data.render import NanoRenderer
@@ -22,7 +20,7 @@ from etude.data.tokenizer import Tokenizer
 from etude.models.load import Model, model_from_config
 from etude.models.nano import nano_config
 from etude.protocols import Recorder
-from etude.train.fit import Fit, Progress
+from etude.train.fit import Progress, fit
 from etude.train.pretrain_recipe import PretrainRecipe
 
 CORPUS, PROBES, CHECKPOINT, MODEL = "corpus.bin", "probes.bin", "checkpoint.pt", "model"
@@ -35,7 +33,6 @@ def pretrain(
 
     Errors: StoreError if the corpus is missing or damaged, RunError if the checkpoint does not fit, ModelError.
     """
-    torch.set_num_threads(1)  # Fit's own threads each take a core
     folder = Path(recipe.folder)
     corpus = frames.read_file(folder / CORPUS, Corpus)
     probes = frames.read_file(folder / PROBES, Corpus)
@@ -43,7 +40,7 @@ def pretrain(
     renderer = NanoRenderer(tokenizer)
     config = nano_config(recipe.shape, pad_id=renderer.pad, begin_id=renderer.begin, end_id=renderer.end)
     model = model_from_config(config, seed=recipe.schedule.seed)
-    measured = Fit(model, corpus, recipe.schedule, folder / CHECKPOINT).run(probes, recorder, progress)
+    measured = fit(model, corpus, recipe.schedule, folder / CHECKPOINT, probes, recorder, progress)
     export(model, tokenizer, folder / MODEL)
     return {**measured, "model": str(folder / MODEL)}
 

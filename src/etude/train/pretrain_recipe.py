@@ -27,20 +27,18 @@ class ScheduleSettings:
     """Decoupled; of matrices only, times the learning rate."""
     clip_norm: float = 1.0
     """Of the gradient of all parameters together."""
-    batch_tokens: int = 10_240
-    """Tokens of an optimizer step, padding not counted."""
+    batch_tokens: int = 5_120
+    """Tokens of an optimizer step."""
     micro_tokens: int = 1280
-    """Tokens, padding included, that go through the network at once: small enough for the processor's caches."""
+    """Tokens that go through the network at once, about: few enough for the processor's caches."""
     file_share: float = 0.25
     """Share of the shown file's tokens, drawn anew for each document, that are in the loss: they cost time, too."""
     fix_weight: float = 4.0
     """Weight of a token of the repair in the loss, where a token of the shown file has 1."""
     balance_coef: float = 0.01
     """Weight of the load-balancing loss of the experts."""
-    threads: int = 2
-    """Micro-batches in work at a time, one core each."""
-    compiled: bool = True
-    """Compile the blocks with torch's inductor, which needs a C++ compiler: about 1.2 times the speed."""
+    ranks: int = 2
+    """Processes that share each batch, a core each."""
     evaluate_every_s: float = 300.0
     """Seconds between measurements of exact repair, each followed by a checkpoint."""
     seed: int = 0
@@ -53,7 +51,7 @@ class ScheduleSettings:
             "evaluate_every_s",
             "batch_tokens",
             "micro_tokens",
-            "threads",
+            "ranks",
             "fix_weight",
         ):
             if not getattr(self, name) > 0:

@@ -1,6 +1,6 @@
 """Stage `sft`: a pretrained model, fitted to expert transcripts, left as a Hugging Face folder.
 
-    model + folder/transcripts.bin (tasks.transcripts) --Fit--> folder/checkpoint.pt --> folder/model/
+    model + folder/transcripts.bin (tasks.transcripts) --fit--> folder/checkpoint.pt --> folder/model/
 
 The last transcripts, a twentieth, are measured on and not trained on. Started again, it goes on from the checkpoint.
 What it does not do: write transcripts (`etude sft` calls both), or reinforcement learning.
@@ -11,14 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from etude import frames
 from etude.data.corpus import Corpus
 from etude.data.tokenizer import Tokenizer
 from etude.models.load import load_model
 from etude.protocols import Recorder
-from etude.train.fit import Fit, Progress
+from etude.train.fit import Progress, fit
 from etude.train.pretrain import CHECKPOINT, MODEL, export
 from etude.train.pretrain_recipe import SFTRecipe
 
@@ -31,13 +29,12 @@ def sft(recipe: SFTRecipe, recorder: Recorder, progress: Progress = lambda share
 
     Errors: StoreError if the transcripts are missing or damaged, RunError if the checkpoint does not fit, ModelError.
     """
-    torch.set_num_threads(1)
     folder = Path(recipe.folder)
     whole = frames.read_file(folder / TRANSCRIPTS, Corpus)
     model, tokenizer = load_model(recipe.model), Tokenizer.load(recipe.model)
     kept = int(len(whole) * (1 - _PROBE_SHARE))
     corpus, probes = part(whole, 0, kept), part(whole, kept, len(whole))
-    measured = Fit(model, corpus, recipe.schedule, folder / CHECKPOINT).run(probes, recorder, progress)
+    measured = fit(model, corpus, recipe.schedule, folder / CHECKPOINT, probes, recorder, progress)
     export(model, tokenizer, folder / MODEL)
     return {**measured, "model": str(folder / MODEL)}
 
