@@ -47,6 +47,7 @@ def whole_run(folder: Path, text: str = "") -> Path:
 def test_a_finished_run_shows_result_curves_time_and_episodes(tmp_path: Path) -> None:
     path = build_report(whole_run(tmp_path / "run"))
     assert path == tmp_path / "run" / "report.html"
+    assert (tmp_path / "run" / "learning.svg").read_text().startswith("<svg ")
     page = Page(path.read_text())
     for text in (
         "Training raised", "barred from finishing until a test passes", "28.3%", "36.5%", "41.2%", "+9.6 to +16.2",

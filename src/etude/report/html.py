@@ -26,6 +26,7 @@ from etude.frames import write_bytes
 from etude.metrics import read_rows
 from etude.report.attempts import choose, clean, view
 from etude.report.charts import charts
+from etude.report.picture import learning_svg
 from etude.report.result import Result, differences, headline, read_result, table
 from etude.report.series import last_row, step_rows
 from etude.report.times import time_bars
@@ -34,7 +35,7 @@ _ASSETS = files("etude.report") / "assets"
 
 
 def build_report(run: Path) -> Path:
-    """Write `run`/report.html from what is in the folder, and return its path.
+    """Write `run`/report.html, and learning.svg beside it, from what is in the folder; returns the page's path.
 
     Errors: RunError if this is no run, or its result is not what a run writes; StoreError for damaged rows or episodes.
     """
@@ -44,6 +45,7 @@ def build_report(run: Path) -> Path:
     page = _render(run, info, result, rows)
     path = run / "report.html"
     write_bytes(path, page.encode())
+    write_bytes(run / "learning.svg", learning_svg(rows, result).encode())
     return path
 
 

@@ -34,12 +34,11 @@ from etude.sandbox.iochecks import CheckOutcome
 from etude.tasks.checks import FAULTY_LINES
 from etude.tasks.file import load_references, load_tasks
 from etude.tasks.isolation import Prober
-from etude.tasks.mutate import DELETED_KIND, TRAIN_KINDS, mutate
+from etude.tasks.mutate import PLAIN_KINDS, mutate
 from etude.types import Task, ToolCall, ToolErrorKind, ToolResult
 
 TRANSCRIPTS = "transcripts.bin"
 MESSAGE = "Done."
-_KINDS = tuple(kind for kind in TRAIN_KINDS if kind != DELETED_KIND)
 _CHUNK = 200
 _TEST = ToolCall(name="run_tests", arguments={})
 _FINISH = ToolCall(name="finish", arguments={"message": MESSAGE})
@@ -150,7 +149,7 @@ def _wrong_edits(renderer: NanoRenderer, task: Task, broken: str, reference: str
     head = broken.rfind(f"\ndef {task.source['function'].rpartition('.')[2]}(") + 1
     offset = broken.count("\n", 0, head)
     found: list[tuple[Edit, str]] = []
-    for mutation in mutate(broken[head:].rstrip("\n"), rng, _KINDS, limit=count + 2):
+    for mutation in mutate(broken[head:].rstrip("\n"), rng, PLAIN_KINDS, limit=count + 2):
         old, new = smallest_edit(renderer.tokenizer, mutation.old_line, mutation.new_line)
         edit = Edit(old=old, new=new, line=mutation.line + offset)
         text = apply_edit(broken, edit.old, edit.new, edit.line)
@@ -175,16 +174,12 @@ def _failures(prober: Prober, task: Task, sources: Sequence[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def _naming(edit: ToolCall) -> ToolCall:
-    """The edit's beginning: its name and path."""
-    return ToolCall(name=edit.name, arguments={"path": edit.arguments["path"]})
-
-
 class _Pen:
     """Writes ids and marks of one transcript."""
 
     def __init__(self, renderer: NanoRenderer, task: Task) -> None:
         self._renderer = renderer
+        self._mark = renderer.tokenizer.control("<|arg|>")
         opened = renderer.open(opening(task))
         self._ids = [opened]
         self._marks = [np.full(len(opened), FILE, np.uint8)]
@@ -195,7 +190,7 @@ class _Pen:
         for call, is_learned in calls:
             ids = self._renderer.reply("", [call])[:-1]
             # That an edit is tried is right even where this one is wrong: its name and path are learned.
-            named = len(ids) if is_learned else len(self._renderer.reply("", [_naming(call)])) - 1
+            named = len(ids) if is_learned else int(np.flatnonzero(ids == self._mark)[1])
             self._add(ids[:named], FIX)
             self._add(ids[named:], UNTRAINED)
         self._add(np.array(self._renderer.stop_ids, np.int32), FIX)
