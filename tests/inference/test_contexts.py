@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine_driver import version
 from etude.inference.contexts import ContextKV, ContextTable
-from etude.inference.kv import KVMemory, LayerShape
+from etude.inference.kv import CHUNK, KVMemory, LayerShape
 from tiny import random_ids
 
 WINDOW = 192
@@ -41,16 +41,20 @@ def compute(table: ContextTable, context: ContextKV, upto: int) -> None:
     assert context.slot is not None
     numbers = torch.tensor(fingerprints(context.ids[:upto]))
     place = slice(context.computed - context.base, upto - context.base)
-    table.memory.keys[0][context.slot.index, 0, place, 0] = numbers[context.computed : upto]
+    table.memory.values[0][context.slot.index, 0, place, 0] = numbers[context.computed : upto]
+    for position in range(context.computed, upto):
+        chunk, offset = divmod(position - context.base, CHUNK)
+        table.memory.keys[0][context.slot.index, 0, chunk, 0, offset] = numbers[position]
     context.computed = upto
 
 
 def read(table: ContextTable, context: ContextKV) -> list[float]:
     """The KV of all computed positions, as attention would read it."""
     assert context.slot is not None
-    keys = table.memory.keys[0]
-    far = [] if context.parent is None else keys[context.parent.index, 0, : context.base, 0].tolist()
-    return far + keys[context.slot.index, 0, : context.computed - context.base, 0].tolist()
+    parent = 0 if context.parent is None else context.parent.index
+    keys, values = table.memory.window_of(0, context.slot.index, parent, context.base, context.computed)
+    assert torch.equal(keys[0, :, 0], values[0, :, 0])
+    return keys[0, :, 0].tolist()
 
 
 ACTIONS = st.lists(
@@ -137,7 +141,7 @@ def test_siblings_in_place_survive_their_owners_rewrite(own_turn_first: bool) ->
     turn(table, "owner", prompt, 5, 0)
     sibling = table.open("sibling", prompt, 100, version(0))
     assert sibling is not None
-    assert sibling.base == 79
+    assert (sibling.base, sibling.computed) == (64, 79)
     compute(table, sibling, 90)
     expected = read(table, sibling)
     other = np.concatenate([prompt[:30], random_ids(60, seed=9).numpy()]).astype(np.int32)

@@ -43,7 +43,7 @@ def run_steps(model: Model, *, use_fast: bool) -> tuple[list[torch.Tensor], list
         sequence.context = table.open(f"c{number}", ids, length + 30, version(0))
         assert sequence.context is not None
         if number == 1:
-            assert sequence.context.base == 89
+            assert sequence.context.base == 64
         step([Work(other, 1) for other in sequences], [Work(sequence, (sequence.pending + 1) // 2)])
         if sequence.pending:
             step([], [Work(sequence, sequence.pending)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from etude.errors import EngineError
-from etude.inference.kv import KVMemory, LayerShape, bytes_per_token
+from etude.inference.kv import CHUNK, KVMemory, LayerShape, bytes_per_token
 
 SHAPE = LayerShape(heads=2, key_dim=16, value_dim=8)
 
@@ -57,10 +57,26 @@ def test_copy_moves_the_beginning_of_every_layer() -> None:
     source, target = kv.take(10), kv.take(10)
     for array in (*kv.keys, *kv.values):
         array[source.index].normal_()
-    kv.copy(source, target, 7, to=2)
+    kv.copy(source, target, 7, start=CHUNK)
+    for layer in range(2):
+        keys, values = kv.window_of(layer, source.index, 0, 0, CHUNK + 7)
+        copied_keys, copied_values = kv.window_of(layer, target.index, 0, 0, 7)
+        assert torch.equal(copied_keys, keys[:, CHUNK:])
+        assert torch.equal(copied_values, values[:, CHUNK:])
+        assert not kv.values[layer][target.index, :, 7:].any()
+    kv.copy(source, target, 0, to=3)
+
+
+def test_a_window_is_read_over_its_parent() -> None:
+    kv = memory()
+    parent, slot = kv.take(10), kv.take(10)
     for array in (*kv.keys, *kv.values):
-        assert torch.equal(array[target.index, :, 2:9], array[source.index, :, :7])
-        assert not array[target.index, :, 9:].any()
+        array[:2].normal_()
+    keys, values = kv.window_of(1, slot.index, parent.index, CHUNK, CHUNK + 9)
+    for dim in range(16):
+        assert torch.equal(keys[:, :CHUNK, dim], kv.keys[1][parent.index, :, 0, dim])
+        assert torch.equal(keys[:, CHUNK:, dim], kv.keys[1][slot.index, :, 0, dim, :9])
+    assert torch.equal(values, torch.cat((kv.values[1][parent.index, :, :CHUNK], kv.values[1][slot.index, :, :9]), 1))
 
 
 def test_wiping_clears_free_slots_alone() -> None:
@@ -82,8 +98,9 @@ def test_address_space_is_not_memory_and_freed_pages_go_back() -> None:
     kv = memory(slots=64, window=tokens, budget=tokens)  # 64 times what the budget allows
     assert process.memory_info().rss - before < 20 << 20
     slot = kv.take(tokens // 2)
-    for array in (*kv.keys, *kv.values):
-        array[slot.index, :, : tokens // 2] = 1.0
+    for keys, values in zip(kv.keys, kv.values, strict=True):
+        keys[slot.index, :, : tokens // 2 // CHUNK] = 1.0
+        values[slot.index, :, : tokens // 2] = 1.0
     grown = process.memory_info().rss - before
     assert grown > (megabytes // 2 - 20) << 20
     kv.drop(slot)

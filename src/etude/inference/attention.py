@@ -3,11 +3,13 @@
 The tokens of a step lie flat in one row, first one token of each decoding request, then the stretches that are
 prefilled. Per layer the function writes their keys and values into the slots and attends:
 
-    decoding   requests in neighbouring slots form a run: one batched matrix multiplication over a run's longest window.
-               Siblings that read a common prefix in place form a group: one multiplication for all their queries.
+    decoding   both products are weighted sums of rows of KV memory, gathered by index (an embedding bag): scores sum
+               the D rows of a chunk of keys, weighted by the query; the output sums rows of values, weighted by them.
+               So each request reads exactly its own past, wherever it lies, shared beginnings included, at the speed
+               of memory; a batched matrix multiplication of one query row is far slower on many processors.
     prefill    each stretch alone, by torch's fused attention.
 
-Shapes: T tokens, B decoding requests, H query heads, K key-value heads, G = H / K, D head size, W columns.
+Shapes: T tokens, B decoding requests, H query heads, K key-value heads, G = H / K, D head size, C chunks of keys.
 
 What it does not do: sliding windows, sinks, soft caps (`forward` checks a family before it is served).
 """
@@ -19,85 +21,118 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
 from etude.errors import ModelError
-from etude.inference.kv import KVMemory
+from etude.inference.kv import CHUNK, KVMemory
 
 NAME = "etude_engine"
-CALL_COST = 64
-"""Columns of one request that may be computed in vain to save a call."""
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sinks")
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRow:
-    """One request that decodes: its slot, how many tokens the slot holds with the new one, and what it reads before."""
-
-    slot: int
-    own: int
-    parent: int
-    base: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """`count` tokens to prefill, at `offset` of the flat row; they go to `start` on of `slot`."""
+class Span:
+    """`count` new tokens of one request; they go to `start` on of `slot`. What is before lies in the slot too, and
+    before that the first `base` tokens of slot `parent`. `base` is a multiple of CHUNK."""
 
     slot: int
     start: int
     count: int
-    offset: int
-    parent: int
-    base: int
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Rows [first, last) whose slots follow each other from `slot` on."""
-
-    first: int
-    last: int
-    slot: int
-    columns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Rows [first, last) that read the first `base` tokens of slot `parent`."""
-
-    first: int
-    last: int
     parent: int
     base: int
 
 
 class Plan:
-    """Who attends to what in one step."""
+    """Who attends to what in one step: `decode` spans of one token each, then `prefill` spans."""
 
-    def __init__(self, memory: KVMemory, decode: Sequence[DecodeRow], stretches: Sequence[Stretch]) -> None:
-        """decode: those that read the same prefix together, each such set in the order of its slots."""
+    def __init__(self, memory: KVMemory, decode: Sequence[Span], prefill: Sequence[Span]) -> None:
         self.memory = memory
         self.num_decode = len(decode)
-        self.stretches = [(stretch, _mask(stretch.base + stretch.start, stretch.count)) for stretch in stretches]
-        """Each with the mask that all its layers share."""
-        self.runs = _runs(decode)
-        self.groups = _groups(decode)
-        self.prefix = max((row.base for row in decode), default=0)
-        self.columns = self.prefix + max((row.own for row in decode), default=0)
-        self.slots = torch.tensor([row.slot for row in decode])
-        own = torch.tensor([row.own for row in decode])
-        self.last = own - 1
-        column = torch.arange(self.columns)
-        hidden = column[None, :] >= own[:, None] + self.prefix
-        if self.prefix:
-            base = torch.tensor([row.base for row in decode])
-            hidden |= (column[None, :] >= base[:, None]) & (column[None, :] < self.prefix)
-        self.hidden = hidden[:, None, None, :] if bool(hidden.any()) else None
-        """[B, 1, 1, W] bool: columns that a row must not see; None if each sees all."""
+        spans = [*decode, *prefill]
+        counts = np.array([span.count for span in spans])
+        ends = np.cumsum(counts)
+        places = np.arange(ends[-1]) + np.repeat(np.array([span.start for span in spans]) - ends + counts, counts)
+        self.slots = torch.from_numpy(np.repeat(np.array([span.slot for span in spans]), counts))
+        self.places = torch.from_numpy(places)
+        self.chunks, self.offsets = torch.from_numpy(places // CHUNK), torch.from_numpy(places % CHUNK)
+        starts = (ends - counts)[len(decode) :].tolist()
+        self.stretches = [Stretch(span, start) for span, start in zip(prefill, starts, strict=True)]
+        self.width = 0
+        """Columns of the decoding requests' scores, C * CHUNK."""
+        self.hidden = torch.zeros(0)
+        """[B, 1, width]: -inf for the columns beyond a request's past, else 0."""
+        if decode:
+            self._plan_decode(decode)
+        self._bags: dict[tuple[int, int, int, int], Bags] = {}
+
+    def _plan_decode(self, decode: Sequence[Span]) -> None:
+        base = np.array([span.base for span in decode])
+        lengths = np.array([span.base + span.start + 1 for span in decode])
+        chunks = np.arange(-(-int(lengths.max()) // CHUNK))[None]
+        self.width = chunks.size * CHUNK
+        slot = np.array([span.slot for span in decode])[:, None]
+        parent = np.array([span.parent for span in decode])[:, None]
+        shared = base[:, None] // CHUNK
+        # Columns beyond a request's past are computed on its first chunk, which is warm, and hidden.
+        exists = chunks * CHUNK < lengths[:, None]
+        self._chunk_slot = np.where(chunks < shared, parent, slot)
+        self._chunk = np.where(chunks < shared, chunks, np.where(exists, chunks - shared, 0))
+        hidden = np.where(np.arange(self.width)[None] >= lengths[:, None], -np.inf, 0.0)
+        self.hidden = torch.from_numpy(hidden.astype(np.float32))[:, None]
+
+    def bags(self, heads: int, kv_heads: int, dim: int, layer_window: int) -> Bags:
+        """Indices for a layer of this shape; most networks have one shape, so they are made once a step."""
+        shape = (heads, kv_heads, dim, layer_window)
+        if shape not in self._bags:
+            self._bags[shape] = self._make_bags(*shape)
+        return self._bags[shape]
+
+    def _make_bags(self, heads: int, kv_heads: int, dim: int, window: int) -> Bags:
+        rows, chunks = self._chunk.shape
+        groups = heads // kv_heads
+        head = np.arange(kv_heads)[None, :, None]
+        block = (self._chunk_slot[:, None] * kv_heads + head) * (window // CHUNK) + self._chunk[:, None]  # [B, K, C]
+        kind = np.int32 if (int(block.max()) + 1) * max(dim, CHUNK) < 1 << 31 else np.int64
+        block = np.repeat(block.astype(kind), groups, axis=1)  # [B, H, C]
+        keys = block[..., None] * kind(dim) + np.arange(dim, dtype=kind)
+        values = block[..., None] * kind(CHUNK) + np.arange(CHUNK, dtype=kind)
+        return Bags(
+            keys=torch.from_numpy(keys.reshape(-1)),
+            key_starts=torch.from_numpy(np.arange(rows * heads * chunks, dtype=kind) * kind(dim)),
+            values=torch.from_numpy(values.reshape(-1)),
+            value_starts=torch.from_numpy(np.arange(rows * heads, dtype=kind) * kind(self.width)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bags:
+    """Rows of KV memory to be summed. Keys: D rows for each chunk; values: `width` rows for each query head."""
+
+    keys: torch.Tensor
+    key_starts: torch.Tensor
+    values: torch.Tensor
+    value_starts: torch.Tensor
+
+
+class Stretch:
+    """A span that is prefilled, its place in the flat row, and the mask that all its layers share."""
+
+    def __init__(self, span: Span, start: int) -> None:
+        self.span = span
+        self.place = slice(start, start + span.count)
+        self.past = span.base + span.start
+        self.mask = None
+        if self.past and span.count > 1:
+            self.mask = torch.ones(span.count, self.past + span.count, dtype=torch.bool).tril(self.past)
+
+    def seen(self, memory: KVMemory, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the whole window, [K, past + count, D]."""
+        span = self.span
+        return memory.window_of(layer, span.slot, span.parent, span.base, self.past + span.count)
 
 
 _current = threading.local()
@@ -128,7 +163,7 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     plan: Plan | None = getattr(_current, "plan", None)
     if plan is None:
-        return _fused(query, key, value, scale, None).transpose(1, 2), None
+        return _fused(query[0], key[0], value[0], scale, None).transpose(0, 1)[None], None
     layer = module.layer_idx
     assert isinstance(layer, int)
     rows = (array[0].transpose(0, 1) for array in (query, key, value))
@@ -140,118 +175,49 @@ def attend_over_kv(
 ) -> torch.Tensor:
     """Write the new keys and values, then attend. query: [T, H, D]; key, value: [T, K, D]. Returns [T, H, D]."""
     keys, values = plan.memory.keys[layer], plan.memory.values[layer]
+    keys[plan.slots, :, plan.chunks, :, plan.offsets] = key
+    values[plan.slots, :, plan.places] = value
     rows = plan.num_decode
-    if rows:
-        keys[plan.slots, :, plan.last] = key[:rows]
-        values[plan.slots, :, plan.last] = value[:rows]
-        decoded = decode(query[:rows], keys, values, scale, plan)
-        if not plan.stretches:
-            return decoded
+    if rows and not plan.stretches:
+        return decode(query, keys, values, scale, plan)
     output = query.new_empty(*query.shape[:2], value.shape[-1])
     if rows:
-        output[:rows] = decoded
-    for stretch, mask in plan.stretches:
-        place = slice(stretch.offset, stretch.offset + stretch.count)
-        end = stretch.start + stretch.count
-        keys[stretch.slot, :, stretch.start : end] = key[place].transpose(0, 1)
-        values[stretch.slot, :, stretch.start : end] = value[place].transpose(0, 1)
-        seen = keys[stretch.slot, :, :end], values[stretch.slot, :, :end]
-        if stretch.base:
-            shared = keys[stretch.parent, :, : stretch.base], values[stretch.parent, :, : stretch.base]
-            seen = torch.cat((shared[0], seen[0]), dim=1), torch.cat((shared[1], seen[1]), dim=1)
-        found = _fused(query[place].transpose(0, 1)[None], seen[0][None], seen[1][None], scale, mask)
-        output[place] = found[0].transpose(0, 1)
+        output[:rows] = decode(query[:rows], keys, values, scale, plan)
+    for stretch in plan.stretches:
+        place = stretch.place
+        seen_keys, seen_values = key[place].transpose(0, 1), value[place].transpose(0, 1)
+        if stretch.past:
+            seen_keys, seen_values = stretch.seen(plan.memory, layer)
+        found = _fused(query[place].transpose(0, 1), seen_keys, seen_values, scale, stretch.mask)
+        output[place] = found.transpose(0, 1)
     return output
 
 
 def decode(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, plan: Plan) -> torch.Tensor:
-    """One token a request. query: [B, H, D]; keys, values: [slots, K, window, D]. Returns [B, H, D]."""
-    rows, heads, _ = query.shape
-    kv_heads = keys.shape[1]
-    query = (query * scale).reshape(rows, kv_heads, heads // kv_heads, -1)
-    scores = query.new_empty(rows, kv_heads, heads // kv_heads, plan.columns)
-    for group in plan.groups:
-        members = slice(group.first, group.last)
-        prefix = keys[group.parent, :, : group.base].transpose(1, 2)
-        found = torch.bmm(_by_head(query[members]), prefix)
-        scores[members, :, :, : group.base] = _by_row(found, group.last - group.first)
-    for run in plan.runs:
-        near = keys[run.slot : run.slot + run.last - run.first, :, : run.columns]
-        place = slice(plan.prefix, plan.prefix + run.columns)
-        scores[run.first : run.last, :, :, place] = torch.matmul(query[run.first : run.last], near.transpose(-1, -2))
-    if plan.hidden is not None:
-        scores.masked_fill_(plan.hidden, -torch.inf)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    output = query.new_empty(rows, kv_heads, heads // kv_heads, values.shape[-1])
-    for run in plan.runs:
-        near = values[run.slot : run.slot + run.last - run.first, :, : run.columns]
-        place = slice(plan.prefix, plan.prefix + run.columns)
-        output[run.first : run.last] = torch.matmul(weights[run.first : run.last, :, :, place], near)
-    for group in plan.groups:
-        members = slice(group.first, group.last)
-        together = _by_head(weights[members, :, :, : group.base])
-        found = torch.bmm(together, values[group.parent, :, : group.base])
-        output[members] += _by_row(found, group.last - group.first)
-    return output.view(rows, heads, -1)
+    """One token a request. query: [B, H, D]; keys: [slots, K, C, D, CHUNK]; values: [slots, K, window, D]."""
+    rows, heads, dim = query.shape
+    bags = plan.bags(heads, keys.shape[1], dim, values.shape[2])
+    weights = (query * scale)[:, :, None].expand(-1, -1, plan.width // CHUNK, -1).reshape(-1)
+    scores = _bag(keys.view(-1, CHUNK), bags.keys, bags.key_starts, weights).view(rows, heads, plan.width)
+    weights = torch.softmax(scores.float().add_(plan.hidden), dim=-1).to(query.dtype)
+    return _bag(values.view(-1, values.shape[-1]), bags.values, bags.value_starts, weights.view(-1)).view(
+        rows, heads, -1
+    )
 
 
-def _by_head(rows: torch.Tensor) -> torch.Tensor:
-    """[members, K, G, n] -> [K, members * G, n]."""
-    return rows.transpose(0, 1).reshape(rows.shape[1], -1, rows.shape[-1])
-
-
-def _by_row(heads: torch.Tensor, members: int) -> torch.Tensor:
-    """[K, members * G, n] -> [members, K, G, n]."""
-    return heads.view(heads.shape[0], members, -1, heads.shape[-1]).transpose(0, 1)
+def _bag(table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Sums of weighted rows of `table`; bag i has the rows from starts[i] to starts[i + 1]."""
+    return functional.embedding_bag(rows, table, starts, mode="sum", per_sample_weights=weights)
 
 
 def _fused(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """[1, H, count, D] queries, the last `count` positions of the keys. Returns [1, H, count, D]."""
+    """[H, count, D] queries, the last `count` positions of the keys [K, past + count, D]. Returns [H, count, D]."""
     return functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None and query.shape[2] > 1, scale=scale, enable_gqa=True
-    )
-
-
-def _mask(past: int, count: int) -> torch.Tensor | None:
-    """[count, past + count] bool: what each of `count` tokens sees; None where that needs no saying."""
-    if past == 0 or count == 1:
-        return None
-    return torch.ones(count, past + count, dtype=torch.bool).tril(past)
-
-
-def _runs(decode: Sequence[DecodeRow]) -> tuple[Run, ...]:
-    """Neighbouring slots together, unless their lengths differ so much that a call of its own is cheaper."""
-    runs: list[Run] = []
-    first, columns = 0, 0
-    for index, row in enumerate(decode):
-        size = index - first
-        adjacent = size > 0 and row.slot == decode[index - 1].slot + 1
-        in_vain = max(columns, row.own) * (size + 1) - columns * size - row.own  # computed more than there is to see
-        if size and (not adjacent or in_vain > CALL_COST):
-            runs.append(_run(decode, first, index, columns))
-            first, columns = index, 0
-        columns = max(columns, row.own)
-    if decode:
-        runs.append(_run(decode, first, len(decode), columns))
-    return tuple(runs)
-
-
-def _run(decode: Sequence[DecodeRow], first: int, last: int, columns: int) -> Run:
-    return Run(first=first, last=last, slot=decode[first].slot, columns=columns)
-
-
-def _groups(decode: Sequence[DecodeRow]) -> tuple[Group, ...]:
-    groups: list[Group] = []
-    first = 0
-    for index, row in enumerate(decode):
-        if index + 1 < len(decode) and (decode[index + 1].parent, decode[index + 1].base) == (row.parent, row.base):
-            continue
-        if row.base:
-            groups.append(Group(first=first, last=index + 1, parent=row.parent, base=row.base))
-        first = index + 1
-    return tuple(groups)
+        query[None], key[None], value[None], attn_mask=mask, is_causal=mask is None and query.shape[1] > 1,
+        scale=scale, enable_gqa=True,
+    )[0]  # fmt: skip
 
 
 AttentionInterface.register(NAME, attend)

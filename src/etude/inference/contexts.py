@@ -17,18 +17,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from etude.inference.kv import KVMemory, Slot
+from etude.inference.kv import CHUNK, KVMemory, Slot
 from etude.inference.prefixes import PrefixIndex, common_length
 from etude.types import KVEpoch, Run, Version
 
-MIN_SHARED = 64
-"""Tokens; a shorter common beginning is copied, since reading it in place saves less than it costs."""
 MAX_REMEMBERED = 4096
 """Contexts without KV whose records are kept."""
 
 
 class ContextKV:
-    """One context. KV of positions below `base` lies in `parent`, that of the others in `slot` from index 0 on."""
+    """One context. KV of positions below `base` (a multiple of CHUNK) lies in `parent`, the rest in `slot`."""
 
     __slots__ = (
         "base", "computed", "context_id", "epochs", "ids", "is_busy", "keep", "parent", "reported_rows", "routes",
@@ -79,11 +77,11 @@ class ContextKV:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """KV that another context has computed: its first `length` tokens, read where they lie or copied."""
+    """KV that another context has computed: its first `length` tokens, `base` of them read where they lie."""
 
     source: ContextKV
     length: int
-    in_place: bool
+    base: int
 
 
 class ContextTable:
@@ -194,13 +192,14 @@ class ContextTable:
             return None
         length = min(common_length(source.ids[: source.of_version(version)], ids), len(ids) - 1)
         # Siblings share most of the prompt; a mere common header is copied, so that its owner stays nobody's parent.
-        siblings = length >= MIN_SHARED and 2 * length >= len(ids)
-        in_place = siblings and (source.base == 0 or length <= source.base)
-        return Shared(source, length, in_place) if length else None
+        base = length // CHUNK * CHUNK if 2 * length >= len(ids) else 0
+        if source.base:
+            base = min(base, source.base)  # beyond that there would be two parents
+        return Shared(source, length, base) if length else None
 
     def _reserve(self, context: ContextKV, shared: Shared | None, limit: int) -> bool:
         """Evict idle contexts, the longest unused first, until the window fits."""
-        base = shared.length if shared is not None and shared.in_place else context.base
+        base = context.base if shared is None else shared.base
         tokens = limit - base - (context.slot.tokens if context.slot else 0)
         new_slot = context.slot is None
         if self.memory.fits(tokens, new_slot=new_slot):
@@ -220,18 +219,20 @@ class ContextTable:
         context.computed = shared.length
         if source.routes is not None:
             context.routes = source.routes[: shared.length]
-        if shared.in_place:
+        context.base = shared.base
+        if shared.base:
             context.parent = source.parent if source.base else source.slot
             assert context.parent is not None
             context.parent.refs += 1
-            context.base = shared.length
-            return
-        context.slot = self.memory.take(shared.length)
-        inherited = min(source.base, shared.length)
+        context.slot = self.memory.take(shared.length - shared.base)
+        # What is not read in place is copied: first what the source itself reads from its parent, then its own.
+        inherited = max(min(source.base, shared.length) - shared.base, 0)
         if source.parent is not None:
-            self.memory.copy(source.parent, context.slot, inherited)
+            self.memory.copy(source.parent, context.slot, inherited, start=shared.base)
         assert source.slot is not None
-        self.memory.copy(source.slot, context.slot, shared.length - inherited, to=inherited)
+        start = max(shared.base - source.base, 0)
+        rest = shared.length - shared.base - inherited
+        self.memory.copy(source.slot, context.slot, rest, start=start, to=inherited)
 
     def _fill(self, context: ContextKV, ids: np.ndarray, limit: int) -> None:
         """Buffers as long as the window can become, with the new ids."""

@@ -97,13 +97,13 @@ class FastForward:
         chosen: list[torch.Tensor] = []
         for index, layer in enumerate(self._layers):
             hidden = self._attend(hidden, layer, index, cos, sin, plan)
-            normed = functional.rms_norm(hidden, hidden.shape[-1:], layer.mlp_norm, self._eps)
+            normed = _rms_norm(hidden, layer.mlp_norm, self._eps)
             if layer.router is None:
                 gate, up = functional.linear(normed, layer.gate_up).chunk(2, dim=-1)
                 hidden = torch.addmm(hidden, functional.silu(gate).mul_(up), layer.down)
             else:
                 chosen.append(self._mix(hidden, normed, layer))
-        hidden = functional.rms_norm(hidden[ends], hidden.shape[-1:], self._body.norm.weight, self._eps)
+        hidden = _rms_norm(hidden[ends], self._body.norm.weight, self._eps)
         return functional.linear(hidden, self._head), torch.stack(chosen, dim=1) if chosen else None
 
     def _attend(
@@ -111,11 +111,11 @@ class FastForward:
     ) -> torch.Tensor:
         """[T, hidden] with the attention's output added."""
         tokens, both = hidden.shape[0], self._heads + self._kv_heads
-        normed = functional.rms_norm(hidden, hidden.shape[-1:], layer.norm, self._eps)
+        normed = _rms_norm(hidden, layer.norm, self._eps)
         projected = functional.linear(normed, layer.qkv).view(tokens, both + self._kv_heads, -1)
         turned = projected[:, :both]
         if layer.qk_norm is not None:
-            turned = functional.rms_norm(turned, turned.shape[-1:], None, self._eps) * layer.qk_norm
+            turned = _rms_norm(turned, layer.qk_norm, self._eps)
         first, second = turned.chunk(2, dim=-1)
         turned = torch.addcmul(turned * cos, torch.cat((-second, first), dim=-1), sin)
         query, key, value = turned[:, : self._heads], turned[:, self._heads :], projected[:, both:]
@@ -157,6 +157,12 @@ class FastForward:
             down=down,
             router=router,
         )
+
+
+def _rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Over the last dimension, in the order of operations of the modules."""
+    inverse = (rows * rows).mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
+    return (rows * inverse).mul_(weight)
 
 
 def _side_by_side(*modules: nn.Linear) -> torch.Tensor:

@@ -147,36 +147,25 @@ class Forward:
         return output.last_hidden_state[0], routes.experts().numpy() if self.model.num_moe_layers else None
 
     def _plan(self, decode: Items[Work], prefill: Items[Work]) -> attention.Plan:
-        rows = []
-        for item in decode:
-            context = item.sequence.context
-            assert context is not None
-            assert context.slot is not None
-            parent = context.parent.index if context.parent else 0
-            own = context.computed + 1 - context.base
-            rows.append(attention.DecodeRow(slot=context.slot.index, own=own, parent=parent, base=context.base))
-        stretches, offset = [], len(decode)
-        for item in prefill:
-            context = item.sequence.context
-            assert context is not None
-            assert context.slot is not None
-            stretches.append(
-                attention.Stretch(
-                    slot=context.slot.index,
-                    start=context.computed - context.base,
-                    count=item.count,
-                    offset=offset,
-                    parent=context.parent.index if context.parent else 0,
-                    base=context.base,
-                )
-            )
-            offset += item.count
-        return attention.Plan(self.memory, rows, stretches)
+        return attention.Plan(self.memory, [_span(work) for work in decode], [_span(work) for work in prefill])
 
 
 def route_dtype(model: Model) -> type[np.generic]:
     """1 byte up to 256 experts, else 2."""
     return np.uint8 if model.num_experts <= 256 else np.int16
+
+
+def _span(work: Work) -> attention.Span:
+    context = work.sequence.context
+    assert context is not None
+    assert context.slot is not None
+    return attention.Span(
+        slot=context.slot.index,
+        start=context.computed - context.base,
+        count=work.count,
+        parent=context.parent.index if context.parent is not None else 0,
+        base=context.base,
+    )
 
 
 def _ids(item: Work) -> np.ndarray:

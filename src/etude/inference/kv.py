@@ -1,9 +1,10 @@
 """Where keys and values live: one slot a context, in memory that exists once it is written.
 
-Per layer there is one array [slots, heads, window, dim] for keys and one for values. Decoding reads neighbouring slots
-with one batched matrix multiplication, nothing is copied when requests come and go, and a slot never has to grow: the
-arrays are reserved address space, and the system backs a page when it is first written. What a freed slot had written
-is given back to the system when the budget calls for it.
+Per layer there is one array for keys and one for values. Values lie as [slots, heads, window, dim]; keys lie in chunks
+of CHUNK tokens and transposed within a chunk, [slots, heads, chunks, dim, CHUNK], which is how decoding sums them
+(`attention`). Nothing is copied when requests come and go, and a slot never has to grow: the arrays are reserved
+address space, and the system backs a page when it is first written. What a freed slot had written is given back to the
+system when the budget calls for it.
 
 A slot is counted by how many contexts read it: siblings read the prefix of a prompt where the first of them wrote it.
 
@@ -23,7 +24,8 @@ import torch
 
 from etude.errors import EngineError
 
-HUGE_PAGE = 2 << 20
+CHUNK = 64
+"""Tokens of a chunk of keys. What is read in place of another context ends with a chunk."""
 _MAP_NORESERVE = 0x4000
 
 
@@ -53,14 +55,15 @@ class KVMemory:
     ) -> None:
         """Errors: EngineError if the address space cannot be reserved."""
         self.layers = tuple(layers)
-        self.window = _round_up(window, 64)
+        self.window = _round_up(window, CHUNK)
         self.budget_tokens = budget_tokens
         self.reserved_tokens = 0
         self._free = list(range(slots))
         self._touched = [0] * slots
         self._maps: list[tuple[mmap.mmap, int]] = []
-        self.keys = [self._reserve(slots, layer.heads, layer.key_dim, dtype) for layer in self.layers]
-        self.values = [self._reserve(slots, layer.heads, layer.value_dim, dtype) for layer in self.layers]
+        chunks = self.window // CHUNK
+        self.keys = [self._reserve((slots, x.heads, chunks, x.key_dim, CHUNK), dtype) for x in self.layers]
+        self.values = [self._reserve((slots, x.heads, self.window, x.value_dim), dtype) for x in self.layers]
 
     def fits(self, tokens: int, *, new_slot: bool) -> bool:
         """Whether `tokens` more could be reserved now, in a slot of their own or in one that is there."""
@@ -90,10 +93,28 @@ class KVMemory:
             self.reserved_tokens -= slot.tokens
             heapq.heappush(self._free, slot.index)
 
-    def copy(self, source: Slot, target: Slot, tokens: int, *, to: int = 0) -> None:
-        """The first `tokens` positions of all layers, to position `to` on."""
-        for array in (*self.keys, *self.values):
-            array[target.index, :, to : to + tokens] = array[source.index, :, :tokens]
+    def copy(self, source: Slot, target: Slot, tokens: int, *, start: int = 0, to: int = 0) -> None:
+        """`tokens` positions of all layers from `start` on, to position `to` on; both are multiples of CHUNK."""
+        if tokens <= 0:
+            return
+        assert start % CHUNK == 0 == to % CHUNK, (start, to)
+        count = -(-tokens // CHUNK)
+        first, place = start // CHUNK, to // CHUNK
+        for keys, values in zip(self.keys, self.values, strict=True):
+            keys[target.index, :, place : place + count] = keys[source.index, :, first : first + count]
+            values[target.index, :, to : to + tokens] = values[source.index, :, start : start + tokens]
+
+    def window_of(
+        self, layer: int, slot: int, parent: int, base: int, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a whole window, [heads, length, dim]: `base` tokens of `parent`, the rest of `slot`."""
+        keys, values = self.keys[layer], self.values[layer]
+        chunks = keys[slot, :, : -(-(length - base) // CHUNK)]
+        rows = values[slot, :, : length - base]
+        if base:
+            chunks = torch.cat((keys[parent, :, : base // CHUNK], chunks), dim=1)
+            rows = torch.cat((values[parent, :, :base], rows), dim=1)
+        return chunks.transpose(2, 3).reshape(chunks.shape[0], -1, chunks.shape[2])[:, :length], rows
 
     def wipe_free(self) -> None:
         """Zeros wherever a free slot was written."""
@@ -102,8 +123,8 @@ class KVMemory:
                 for array in (*self.keys, *self.values):
                     array[index].zero_()
 
-    def _reserve(self, slots: int, heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
-        shape = (slots, heads, self.window, dim)
+    def _reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        slots = shape[0]
         nbytes = int(np.prod(shape)) * dtype.itemsize
         try:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -114,11 +135,9 @@ class KVMemory:
                 cause=str(error),
                 hint="lower engine.max_concurrent",
             ) from error
-        # A head's stretch of a window that is shorter than a huge page shares it with its neighbours; a longer one
-        # would back 2 MB for its first token.
-        huge = self.window * dim * dtype.itemsize <= HUGE_PAGE // 4
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+        # Huge pages would back 2 MB for the first token of a window, and zero it in the middle of a step.
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
         self._maps.append((memory, nbytes // slots))
         return torch.frombuffer(memory, dtype=dtype, count=nbytes // dtype.itemsize).view(shape)
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections import deque
 
 from etude.errors import OverloadedError, RequestError
-from etude.inference.contexts import MIN_SHARED, ContextTable
+from etude.inference.contexts import ContextTable
 from etude.inference.forward import Work
+from etude.inference.kv import CHUNK
 from etude.inference.prefixes import common_length
 from etude.inference.requests import Sequence
 from etude.types import Version
@@ -126,7 +127,7 @@ class Scheduler:
 
     def _should_hold(self, sequence: Sequence, version: Version) -> bool:
         """Whether somebody is just computing more of this prompt's beginning than can be shared by now."""
-        if not self._shares or len(sequence.request.ids) <= MIN_SHARED:
+        if not self._shares or len(sequence.request.ids) <= CHUNK:
             return False
         ids = sequence.request.ids
         best = 0
@@ -135,4 +136,4 @@ class Scheduler:
             if context is None or other.pending <= 1 or context.of_version(version) < context.computed:
                 continue
             best = max(best, common_length(other.request.ids, ids))
-        return best > MIN_SHARED and best > self._table.available(sequence.request.context_id, ids, version)
+        return best > CHUNK and best > self._table.available(sequence.request.context_id, ids, version)

@@ -28,10 +28,15 @@ _OURS = ("etude", "etude.sandbox", *(f"etude.sandbox.inside_{name}" for name in
          ("child", "files", "nest", "run", "wire", "zygote")))  # fmt: skip
 
 _prctl = ctypes.PyDLL(None).prctl
+_KNOWN: dict[bytes, types.CodeType] = {}
+"""Programs that are run often, compiled once."""
 
 
 def prepare() -> None:
     """In the nest, once: standard streams, and what the interpreter sets up at first use."""
+    with open(os.path.join(os.path.dirname(__file__), "iorunner.py"), "rb") as file:
+        program = file.read() + b"\nmain()\n"  # as iochecks sends it
+    _KNOWN[program] = compile(program, _NAME, "exec")
     read, write = os.pipe()  # streams that are made on pipes behave as pipes when a fork puts its own there
     for number, (name, handle) in enumerate((("stdin", read), ("stdout", write), ("stderr", write))):
         kept = os.dup(number)
@@ -138,7 +143,7 @@ def _execute_source(source: bytes) -> int:
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     try:
-        exec(compile(source, _NAME, "exec"), main.__dict__)
+        exec(_KNOWN.get(source) or compile(source, _NAME, "exec"), main.__dict__)
     except SystemExit as stop:
         return _exit_code(stop)
     except BaseException as error:  # foreign code may raise anything: it is reported, as the interpreter does

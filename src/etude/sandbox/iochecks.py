@@ -20,8 +20,8 @@ import msgspec
 from etude.protocols import ExecResult, Sandbox
 from etude.types import IOCheck, IOChecks, Noun
 
-CALL_CPU_S = 0.5
-"""CPU seconds one call may use, loading the module included; the tasks' own calls need less than a tenth of it."""
+CALL_CPU_S = 0.25
+"""CPU seconds one call may use, loading the module included; the tasks' own calls need less than a fifth of it."""
 CALL_WALL_S = 5.0
 """Wall seconds after which a call counts as `timeout` whatever it is doing (sleeping, waiting for input)."""
 
@@ -49,8 +49,9 @@ async def run_iochecks(
 ) -> tuple[CheckOutcome, ...]:
     """One outcome a check, in order. `timeout_s` bounds all of them together.
 
-    A module that is missing or does not compile fails every check with `raises FileNotFoundError` or the like; calls
-    that the deadline left undone are `timeout`. Errors: SandboxError, if the sandbox itself breaks.
+    A module that is missing or does not compile fails every check with `raises FileNotFoundError` or the like. After a
+    `timeout` no further call is made: the rest are `timeout`, as are those that the deadline left undone. Errors:
+    SandboxError, if the sandbox itself breaks.
     """
     if not checks:
         return ()

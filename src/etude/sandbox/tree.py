@@ -1,8 +1,8 @@
 """Which files of the host a sandbox can see, and which Python runs there: the arguments of bubblewrap.
 
 Seen, read-only: /usr with its links, the Python prefix, a few files of /etc that programs cannot do without, and the
-`inside_*` sources. All else of the host (homes, /var, /run, the run's folder, other users' files, secrets in /etc) is
-not there to be found. The root folder itself is memory, sealed before anything runs.
+sources of `iorunner` and `inside_*`. All else of the host (homes, /var, /run, the run's folder, other users' files,
+secrets in /etc) is not there to be found. The root folder itself is memory, sealed before anything runs.
 What it does not do: /workspace, /tmp and /proc, which each sandbox makes for itself (inside_nest.py).
 """
 
@@ -50,7 +50,7 @@ _FILES = {
     "/run/etude/etude/__init__.py": "",
     "/run/etude/etude/sandbox/__init__.py": "",
 }
-_INSIDE = ("inside_child", "inside_files", "inside_nest", "inside_run", "inside_wire", "inside_zygote")
+_INSIDE = ("inside_child", "inside_files", "inside_nest", "inside_run", "inside_wire", "inside_zygote", "iorunner")
 _START = "import sys; sys.path.insert(0, '/run/etude'); from etude.sandbox.inside_nest import main; main()"
 
 
