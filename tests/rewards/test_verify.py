@@ -124,11 +124,17 @@ def test_files_that_no_workspace_can_hold_are_the_agents_failure() -> None:
     assert "cannot be laid out" in evidence.detail
 
 
-def test_code_that_ends_for_some_calls_passes_only_those() -> None:
+def test_code_that_ends_its_process_for_some_calls_passes_only_the_others() -> None:
+    leaving = "import os\ndef clamp(x, low, high):\n    x == 7 and os._exit(0)\n    return min(max(x, low), high)\n"
+    evidence, _ = graded({"solution.py": leaving})
+    assert evidence.passed == (False, True, True)
+    assert evidence.detail == "1 of 3 fail: clamp(7, 0, 5) -> died, expected 5"
+
+
+def test_code_that_does_not_come_back_fails_that_call_and_all_after_it() -> None:
     endless = "def clamp(x, low, high):\n    while x == 7: pass\n    return min(max(x, low), high)\n"
     evidence, _ = graded({"solution.py": endless})
-    assert evidence.passed == (False, True, True)
-    assert evidence.detail == "1 of 3 fail: clamp(7, 0, 5) -> timeout, expected 5"
+    assert evidence.passed == (False, False, False)
 
 
 def test_equal_workspaces_are_graded_once_with_the_same_result() -> None:

@@ -78,23 +78,30 @@ def test_a_module_that_cannot_be_called_fails_every_check(tmp_path: Path, source
     assert [o.got for o in grade(tmp_path, source, ("f(1)", "1"), ("f(2)", "2"))] == [got, got]
 
 
-def test_an_endless_loop_ends_alone(tmp_path: Path) -> None:
+def test_an_endless_loop_that_catches_everything_is_ended(tmp_path: Path) -> None:
     loop = "    while x:\n        try:\n            pass\n        except BaseException:\n            pass\n"
     source = "def f(x):\n" + loop + "    return x\n"
-    outcomes = grade(tmp_path, source, ("f(1)", "1"), ("f(0)", "0"))
-    assert [o.got for o in outcomes] == ["timeout", "0"]
+    outcomes = grade(tmp_path, source, ("f(0)", "0"), ("f(1)", "1"))
+    assert [o.got for o in outcomes] == ["0", "timeout"]
 
 
 def test_a_sleeper_ends_by_the_wall_clock(tmp_path: Path) -> None:
     source = "import time\ndef f(x):\n    time.sleep(x)\n    return x\n"
-    outcomes = grade(tmp_path, source, ("f(60)", "60"), ("f(0)", "0"), timeout_s=2.0)
-    assert [o.got for o in outcomes] == ["timeout", "0"]
+    outcomes = grade(tmp_path, source, ("f(0)", "0"), ("f(60)", "60"), timeout_s=2.0)
+    assert [o.got for o in outcomes] == ["0", "timeout"]
 
 
 def test_what_the_deadline_leaves_undone_is_a_timeout(tmp_path: Path) -> None:
     source = "import time\ndef f(x):\n    time.sleep(x)\n"
     outcomes = grade(tmp_path, source, ("f(60)", "1"), ("f(60)", "1"), ("f(60)", "1"), timeout_s=1.0)
     assert [o.got for o in outcomes] == ["timeout"] * 3
+
+
+def test_after_an_endless_loop_no_further_call_is_made(tmp_path: Path) -> None:
+    source = "def f(x):\n    open('called', 'a').write(str(x))\n    while x:\n        pass\n"
+    outcomes = grade(tmp_path, source, ("f(0)", "None"), ("f(1)", "1"), ("f(0)", "None"), ("f(2)", "1"))
+    assert [o.got for o in outcomes] == ["None", "timeout", "timeout", "timeout"]
+    assert (tmp_path / "called").read_text() == "01"
 
 
 def test_leaving_the_process_is_no_pass_and_hurts_only_the_own_check(tmp_path: Path) -> None:

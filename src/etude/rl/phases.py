@@ -68,9 +68,9 @@ async def run_phases(parts: Parts, *, started: float) -> dict[str, Any]:
     folder = parts.folder
     seconds: dict[str, float] = {"setup": time.time() - started}
     await parts.trainer.start()
-    if folder.phase == "new":
+    if folder.phase in ("new", "before"):
+        # Again after a kill: a new incarnation of the same weights, and the old one's version may be gone.
         folder.update(phase="before", start_version=[parts.trainer.version.incarnation, parts.trainer.version.n])
-    if folder.phase == "before":
         start = _manifest(parts, folder.info()["start_version"])
         with _timed(seconds, "before"):
             await _measure(parts, start, {"before": False, "control": True})
