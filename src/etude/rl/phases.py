@@ -168,7 +168,7 @@ async def _measure(parts: Parts, manifest: Manifest, labels: dict[str, bool]) ->
                     finish_needs_pass=barred,
                     infra_retries=stage.rl.infra_retries,
                     progress=lambda done, total, solved: bar.advance(),
-                    on_episode=_keeper(writer, tasks, label, manifest.version.step),
+                    on_episode=_keeper(writer, tasks, label.partition("-")[0], manifest.version.step),
                 )
             write_file(_file(parts.folder, label), result)
             reach("eval-written")
