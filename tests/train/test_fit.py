@@ -50,7 +50,7 @@ def test_a_gradient_is_that_of_the_documents_one_by_one(tmp_path: Path) -> None:
     fit = Fit(model(), made, SCHEDULE, tmp_path / "checkpoint.pt")
     packed = pack(made, list(range(6)))
     weights = (packed.marks != UNTRAINED).astype(np.float32)
-    grads, (loss, _) = fit._gradients((packed, weights, 0.0))
+    grads, (loss, _) = fit._gradients(packed, weights, 0.0)
     network = fit.model.network
     network.zero_grad()
     total = 0.0

@@ -41,7 +41,7 @@ class CheckOutcome(Noun, frozen=True):
 @functools.cache
 def runner_source() -> str:
     """The program that `run_python` is given."""
-    return files("etude.sandbox").joinpath("iorunner.py").read_text(encoding="utf-8") + "\nmain()\n"
+    return files("etude.sandbox").joinpath("iorunner.py").read_text(encoding="utf-8")
 
 
 async def run_iochecks(

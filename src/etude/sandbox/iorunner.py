@@ -202,3 +202,7 @@ def main() -> None:
         for text in texts:
             _write_all(3, json.dumps([index, text]).encode() + b"\n")
             index += 1
+
+
+if __name__ == "__main__":
+    main()

@@ -45,9 +45,9 @@ def build(functions: Path, folder: Path, settings: CorpusSettings, *, workers: i
     base = [function for function, split in read(functions) if split == "base"]
     if not base:
         raise TaskError(f"{functions} holds no functions of split base", hint="build it: etude tasks functions")
-    folder.mkdir(parents=True, exist_ok=True)
     if unknown := sorted(set(settings.kinds) - set(TRAIN_KINDS)):
         raise TaskError(f"corpus.kinds: no kind {unknown[0]!r}", hint=f"there are {', '.join(TRAIN_KINDS)}")
+    folder.mkdir(parents=True, exist_ok=True)
     base.sort(key=lambda function: hashlib.blake2b(f"{settings.seed} {function.body_key}".encode()).digest())
     probes, rest = base[: settings.num_probes], base[settings.num_probes :]
     progress("tokenizer", 0.0)

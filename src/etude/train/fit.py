@@ -66,9 +66,9 @@ def micro_batches(corpus: Corpus, documents: list[int], micro_tokens: int, multi
     All hold about the same number of tokens, at most about `micro_tokens`, and there are a multiple of `multiple` of
     them (where there are as many documents), so that as many ranks end together.
     """
-    lengths = np.diff(corpus.starts)
+    lengths = {number: int(corpus.starts[number + 1] - corpus.starts[number]) for number in documents}
     ordered = sorted(documents, key=lambda number: -lengths[number])
-    total = int(lengths[ordered].sum())
+    total = sum(lengths[number] for number in ordered)
     count = min(len(ordered), multiple * math.ceil(total / (multiple * micro_tokens)))
     rows: list[list[int]] = [[]]
     filled = 0
@@ -77,7 +77,7 @@ def micro_batches(corpus: Corpus, documents: list[int], micro_tokens: int, multi
         if rows[-1] and missing and (filled >= total * len(rows) / count or left == missing):
             rows.append([])
         rows[-1].append(number)
-        filled += int(lengths[number])
+        filled += lengths[number]
     return rows
 
 
@@ -212,7 +212,7 @@ class Fit:
         sizes = [param.numel() for param in self.params]
         flat = torch.zeros(sum(sizes) + 2)
         for packed, weights in jobs[ranks.rank :: ranks.count]:
-            grads, losses = self._gradients((packed, weights / total_weight, packed.documents / len(documents)))
+            grads, losses = self._gradients(packed, weights / total_weight, packed.documents / len(documents))
             flat += torch.cat([*(grad.reshape(-1) for grad in grads), losses])
         ranks.add(flat)
         *parts, losses = flat.split([*sizes, 2])
@@ -225,9 +225,8 @@ class Fit:
             )
         return norm, losses.tolist()
 
-    def _gradients(self, job: tuple[PackedRow, np.ndarray, float]) -> tuple[Sequence[Tensor], Tensor]:
-        """(gradients, [loss, balance loss]: [2]) of one micro-batch, as shares of the batch's."""
-        packed, weights, share = job
+    def _gradients(self, packed: PackedRow, weights: np.ndarray, share: float) -> tuple[Sequence[Tensor], Tensor]:
+        """(gradients, [loss, balance loss]: [2]) of one micro-batch, which is `share` of the batch's documents."""
         sources = np.flatnonzero(weights)
         hidden, balance = self._forward.hidden(packed.ids, packed.positions, packed.trees, sources)
         targets = torch.from_numpy(packed.ids[sources + 1])
