@@ -165,7 +165,7 @@ def test_away_from_a_terminal_each_step_is_one_plain_line() -> None:
         recorder.record("step", STEP)
         recorder.record("engine", {"running": 3})
         recorder.record("step", {"step": 4})
-        recorder.record("eval", {"when": "before", "pass1": 0.283, "pass8": 0.58, "k": 8, "n": 400})
+        recorder.record("eval", {"when": "before", "pass1": 0.283, "passk": 0.58, "k": 8, "n": 400})
     assert text_of(console).splitlines() == [
         "    65 s  step 3  reward +0.251  solved 31%  stale 0.90  tokens/s 2,950",
         "    65 s  step 4",

@@ -163,10 +163,11 @@ async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str
     from etude.models.recipe import model_folder
     from etude.rewards.combine import score
     from etude.rewards.verify import collect
-    from etude.rl.engines import ManagedEngine
+    from etude.rl.engines import EngineSet, ManagedEngine
     from etude.rl.phases import Parts, run_phases
     from etude.rl.processes import Workers
     from etude.rl.trainer_handle import ManagedTrainer
+    from etude.sandbox.memo import MemoPool
     from etude.sandbox.pool import NamespacePool
     from etude.tasks.file import load_tasks
     from etude.weights.store import open_store
@@ -177,14 +178,15 @@ async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str
     workers = Workers(folder.path, threads={"trainer": stage.train.threads, "engine": stage.engine.threads})
     recorder = JsonlRecorder(folder.path / "metrics.jsonl")
     try:
-        async with NamespacePool(stage.sandbox) as pool:
-            engine = ManagedEngine(workers, "engine")
+        async with NamespacePool(stage.sandbox) as sandboxes:
+            pool = MemoPool(sandboxes)
+            engine = EngineSet([ManagedEngine(workers, f"engine-{n}") for n in range(stage.engine.replicas)])
             limits = TokenLimits(context_tokens=stage.agent.context_tokens, reply_tokens=stage.agent.reply_tokens)
             runner = Runner(
                 pool=pool,
                 make_policy=engine_policies(engine, renderer, limits),
                 recipe=stage.agent,
-                collect=functools.partial(collect, known={}),
+                collect=collect,
                 score=functools.partial(score, recipe=stage.reward),
                 infra_retries=stage.rl.infra_retries,
                 seed=stage.rl.seed,

@@ -169,8 +169,8 @@ def _eval_line(row: Row) -> str:
     names = {"before": "before training", "after": "after training", "control": "before, until a test passes"}
     words = [f"{names.get(str(row.get('when')), row.get('when'))}:"]
     words += [f"{name} {row[key]:.1%}" for key, name in (("pass1", "pass@1"),) if isinstance(row.get(key), float | int)]
-    if isinstance(row.get("pass8"), float | int):
-        words.append(f"pass@{row.get('k', 8)} {row['pass8']:.1%}")
+    if isinstance(row.get("passk"), float | int):
+        words.append(f"pass@{row['k']} {row['passk']:.1%}")
     if row.get("n") is not None:
         words.append(f"on {row['n']} tasks")
     return " ".join(words)

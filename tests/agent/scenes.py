@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from etude.errors import SandboxError
+from etude.errors import SandboxDiedError, SandboxError
 from etude.protocols import ExecResult, Sandbox, SandboxPool, Snapshot
 from etude.sandbox.pool import NamespacePool
 from etude.sandbox.recipe import SandboxRecipe
@@ -85,7 +85,7 @@ class FragileSandbox:
 
     def _live(self) -> Sandbox:
         if self._die_at is not None and self._calls >= self._die_at:
-            raise SandboxError("the sandbox is gone")
+            raise SandboxDiedError("the sandbox is gone")
         self._calls += 1
         return self._inner
 

@@ -79,12 +79,26 @@ def test_three_policies_are_compared_on_the_tasks_that_all_have() -> None:
     assert table.rows[0].num_tasks == 2
 
 
+def test_a_policy_with_fewer_attempts_is_compared_at_its_own_k() -> None:
+    once = result("control", {"a1": ["p"], "a2": [None], "b1": ["p"]}, k=1)
+    table = compare([BEFORE, once, AFTER])
+    assert [row.k for row in table.rows] == [2, 1, 2]
+    assert table.rows[1].pass_at_1 == pytest.approx(2 / 3)
+    control, after = table.gains
+    assert control.pass_at_k.value == pytest.approx(2 / 3 - 1 / 2)  # both at k = 1
+    assert after.pass_at_k.value == pytest.approx(1 / 3)
+
+
+def test_pass_at_8_is_named_only_where_it_was_measured() -> None:
+    assert row_of(BEFORE).pass_at_8 is None
+    assert row_of(result("one", {"a": ["p", *[None] * 15]}, k=16)).pass_at_8 == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
         (result("after", {"a1": [None, None]}), "different tasks"),
-        (result("after", {"a1": [None], "a2": [None], "b1": [None]}, k=1), "measured differently"),
-        (result("after", {"a1": [], "a2": [], "b1": []}, token_budget=128), "measured differently"),
+        (result("after", {"a1": [], "a2": [], "b1": []}, token_budget=128), "different token budgets"),
         (result("after", {"a1": [], "a2": [], "b1": []}), "attempted often enough"),
         (BEFORE, "one label"),
     ],

@@ -4,7 +4,8 @@ import pytest
 
 from agent.scenes import BROKEN, FIXED, FragilePool, clamp_task, in_loop, real_pool
 from etude.errors import EtudeError, SandboxError
-from etude.rewards.verify import Finding, collect, graded_files
+from etude.rewards.verify import collect, graded_files
+from etude.sandbox.memo import MemoPool
 from etude.types import Effort, Episode, Evidence, Outcome, Task
 
 
@@ -47,7 +48,7 @@ def graded(
 
 def test_a_repair_passes_every_check() -> None:
     evidence, sandboxes = graded({"solution.py": FIXED})
-    assert (evidence.passed, evidence.solved, sandboxes) == ((True, True, True), True, 1)
+    assert (evidence.passed, evidence.solved, sandboxes) == ((True, True, True), True, 2)
     assert evidence.detail == "all checks pass"
 
 
@@ -108,7 +109,7 @@ def test_code_that_breaks_two_fresh_sandboxes_is_the_agents_failure() -> None:
 
 def test_a_sandbox_that_breaks_once_is_replaced() -> None:
     evidence, sandboxes = graded({"solution.py": FIXED}, die_at={0: 0})
-    assert (evidence.solved, sandboxes) == (True, 2)
+    assert (evidence.solved, sandboxes) == (True, 3)
 
 
 def test_a_host_whose_unused_sandboxes_break_too_is_the_culprit() -> None:
@@ -126,9 +127,11 @@ def test_files_that_no_workspace_can_hold_are_the_agents_failure() -> None:
 
 def test_code_that_ends_its_process_for_some_calls_passes_only_the_others() -> None:
     leaving = "import os\ndef clamp(x, low, high):\n    x == 7 and os._exit(0)\n    return min(max(x, low), high)\n"
-    evidence, _ = graded({"solution.py": leaving})
-    assert evidence.passed == (False, True, True)
-    assert evidence.detail == "1 of 3 fail: clamp(7, 0, 5) -> died, expected 5"
+    evidence, sandboxes = graded({"solution.py": leaving})
+    assert (evidence.passed, sandboxes) == ((False, True, False), 1)
+    assert evidence.detail == (
+        "1 of 2 visible checks (the other 1 were not run) fail: clamp(7, 0, 5) -> died, expected 5"
+    )
 
 
 def test_code_that_does_not_come_back_fails_that_call_and_all_after_it() -> None:
@@ -137,21 +140,34 @@ def test_code_that_does_not_come_back_fails_that_call_and_all_after_it() -> None
     assert evidence.passed == (False, False, False)
 
 
-def test_equal_workspaces_are_graded_once_with_the_same_result() -> None:
-    async def run(known: dict[str, Finding] | None) -> tuple[list[Evidence], int]:
-        pool = FragilePool(real_pool())
+def test_equal_workspaces_are_graded_by_one_run_with_the_same_result() -> None:
+    async def run(*, memo: bool) -> tuple[list[Evidence], int]:
+        fragile = FragilePool(real_pool())
+        pool = MemoPool(fragile) if memo else fragile
         task = clamp_task()
         other = clamp_task(package="other", workspace={"solution.py": BROKEN, "lib.py": ""})
         spoiled = {"solution.py": BROKEN.replace("max(x, high)", "x")}
         endless = {"solution.py": FIXED.replace("    return", "    while x == 7: pass\n    return")}
         jobs = [(task, {"solution.py": FIXED}), (task, spoiled), (other, {"solution.py": FIXED}), (task, endless)]
-        found = [await collect(each, episode(each, files), pool, known) for each, files in jobs * 2]
-        assert pool.open == 0
-        return found, pool.acquired
+        found = [await collect(each, episode(each, files), pool) for each, files in jobs * 2]
+        assert fragile.open == 0
+        return found, fragile.acquired
 
-    plain, plain_sandboxes = in_loop(run(None))
-    fast, fast_sandboxes = in_loop(run({}))
+    plain, plain_sandboxes = in_loop(run(memo=False))
+    fast, fast_sandboxes = in_loop(run(memo=True))
     assert [(each.passed, each.detail, each.task_id) for each in fast] == [
         (each.passed, each.detail, each.task_id) for each in plain
     ]
-    assert (plain_sandboxes, fast_sandboxes) == (8, 5)  # what ran out of time is not remembered
+    assert (plain_sandboxes, fast_sandboxes) == (12, 6)
+
+
+def test_a_machine_is_proven_by_a_run_of_its_own() -> None:
+    async def run() -> tuple[list[Evidence], int]:
+        fragile = FragilePool(real_pool())
+        pool = MemoPool(fragile)
+        task = clamp_task()
+        found = [await collect(task, episode(task, {}, Outcome.SANDBOX_DIED), pool) for _ in range(2)]
+        return found, fragile.acquired
+
+    found, sandboxes = in_loop(run())
+    assert (sandboxes, [each.solved for each in found]) == (2, [False, False])

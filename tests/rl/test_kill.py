@@ -112,6 +112,6 @@ def _of_kind(family: list[psutil.Process], kind: str) -> list[int]:
             continue
         if kind == "sandbox" and words and "bwrap" in words[0]:
             found.append(process.pid)
-        if kind in words or (kind == "engine" and any(word.startswith("eval-") for word in words)):
+        if kind in words or (kind == "engine" and any(word.startswith(("engine-", "eval-")) for word in words)):
             found.append(process.pid)
     return found

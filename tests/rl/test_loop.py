@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from etude.frames import read_file
 from etude.rl.ledger import Ledger
 from etude.rl.loop import Loop
 from etude.rl.recipe import BudgetRecipe, RLRecipe
 from etude.rl.run_folder import RunFolder
-from etude.types import IOChecks, Task
+from etude.types import Batch, IOChecks, Task
 from rl.simulated import SimulatedEngine, SimulatedRunner, SimulatedTrainer
 
 
@@ -145,3 +146,12 @@ def test_every_version_that_both_serve_is_probed_for_agreement(tmp_path: Path) -
     assert rows
     assert all(row["mismatch_max"] == pytest.approx(0.25) for row in rows)
     assert len({row["step"] for row in rows}) == len(rows)
+    assert rows[-1]["step"] == bench.trainer.step  # the last version always is
+
+
+@pytest.mark.parametrize(("min_advantage", "samples"), [(0.0, 8), (0.4, 8), (0.5, 0)])
+def test_samples_of_next_to_no_advantage_are_left_out(tmp_path: Path, min_advantage: float, samples: int) -> None:
+    bench = Bench(tmp_path, min_advantage=min_advantage)
+    assert bench.run(steps=2) == 2
+    assert len(read_file(bench.folder.batch(1), Batch).samples) == samples  # two of each group, at + and - 0.5
+    assert bench.ledger.audit() == []

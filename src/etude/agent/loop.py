@@ -4,8 +4,8 @@
 
 An episode ends when the model calls finish (FINISHED), writes a turn without a call (STOPPED), or meets a limit. A
 broken call is answered with an error and the episode goes on. From the first action on, a sandbox that dies is the
-agent's doing (SANDBOX_DIED) and is scored; a machine that breaks before that, or an engine that fails at any time,
-makes a FAULT. What to do about faults, and grading, is the runner's business.
+agent's doing (SANDBOX_DIED) and is scored; one that dies before that, none to be had, or an engine that fails at any
+time, makes a FAULT. What to do about faults, and grading, is the runner's business.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from etude.agent.prompts import opening
 from etude.agent.recipe import AgentRecipe
 from etude.agent.tools import NOT_PASSED, Desk, Toolbox, failed
 from etude.code.diff import unified_diff
-from etude.errors import EngineError, SandboxError
+from etude.errors import EngineError, SandboxDiedError, SandboxError
 from etude.protocols import Message, Policy, Reply, Sandbox
 from etude.types import Effort, Episode, Fault, Outcome, StopReason, Task, ToolErrorKind, ToolResult, Turn
 
@@ -58,7 +58,7 @@ async def run_episode(
         if play.has_acted:
             files = await changed_files(task, sandbox)
     except (SandboxError, EngineError) as error:
-        if isinstance(error, SandboxError) and play.has_acted:
+        if isinstance(error, SandboxDiedError) and play.has_acted:
             outcome = Outcome.SANDBOX_DIED
         else:
             outcome, fault = Outcome.FAULT, Fault(boundary=error.boundary, message=str(error))

@@ -2,7 +2,7 @@
 
     SuiteResult x n --> Row each;  (before, after) --> gain with a paired 95% interval
 
-Only tasks with at least k attempts in every result are compared, so that each is its own control; how many were left
+Only tasks with all their attempts in every result are compared, so that each is its own control; how many were left
 out is said. What it does not do: render (report, cli).
 """
 
@@ -24,6 +24,8 @@ class Row(Noun, frozen=True):
     pass_at_1: float
     pass_at_k: float
     k: int
+    pass_at_8: float | None
+    """None with fewer than 8 attempts."""
     num_tasks: int
     num_attempts: int
     distinct_correct: float
@@ -47,7 +49,7 @@ class Gain(Noun, frozen=True):
     pass_at_1_by_package: Interval
     """Bootstrap over packages: what to expect on packages not seen here."""
     pass_at_k: Interval
-    """Normal interval over tasks."""
+    """At the smaller k of the two; normal interval over tasks."""
     num_clusters: int
 
 
@@ -57,24 +59,28 @@ class Comparison(Noun, frozen=True):
     rows: tuple[Row, ...]
     gains: tuple[Gain, ...]
     num_left_out: int
-    """Tasks that not every policy has k attempts at, because machines broke."""
+    """Tasks that not every policy has all its attempts at, because machines broke."""
 
 
 def compare(results: Sequence[SuiteResult], *, seed: int = 0) -> Comparison:
     """The table of several policies on one suite, the first being the baseline.
 
-    Errors: RunError if they are not measurements of the same tasks at the same k and budget.
+    Errors: RunError if they are not measurements of the same tasks at the same budget.
     """
     _check_same(results)
-    k = results[0].k
     by_task = [{task.task_id: task for task in result.tasks} for result in results]
-    whole = [name for name in by_task[0] if all(len(tasks[name].attempts) >= k for tasks in by_task)]
+    ks = [result.k for result in results]
+    whole = [
+        name
+        for name in by_task[0]
+        if all(len(tasks[name].attempts) >= k for tasks, k in zip(by_task, ks, strict=True))
+    ]
     if not whole:
         raise RunError("no task was attempted often enough by every policy", cause="machines broke; see the faults")
     columns = [[tasks[name] for name in whole] for tasks in by_task]
     rows = [_row(result, tasks) for result, tasks in zip(results, columns, strict=True)]
     gains = [
-        _gain(results[0].label, result.label, columns[0], tasks, k=k, seed=seed)
+        _gain(results[0].label, result.label, columns[0], tasks, k=min(ks[0], result.k), seed=seed)
         for result, tasks in zip(results[1:], columns[1:], strict=True)
     ]
     return Comparison(rows=tuple(rows), gains=tuple(gains), num_left_out=len(by_task[0]) - len(whole))
@@ -97,6 +103,7 @@ def _row(result: SuiteResult, tasks: Sequence[TaskResult]) -> Row:
         pass_at_1=fmean(_rates(tasks, 1)),
         pass_at_k=fmean(_rates(tasks, result.k)),
         k=result.k,
+        pass_at_8=fmean(_rates(tasks, 8)) if result.k >= 8 else None,
         num_tasks=len(tasks),
         num_attempts=len(attempts),
         distinct_correct=fmean(distinct_correct(task) for task in tasks),
@@ -144,7 +151,7 @@ def _check_same(results: Sequence[SuiteResult]) -> None:
     if len(set(labels)) < len(labels):
         raise RunError(f"two results have one label: {', '.join(labels)}")
     for other in results[1:]:
-        if (other.k, other.token_budget) != (first.k, first.token_budget):
-            raise RunError(f"{first.label} and {other.label} were measured differently: attempts or token budget")
+        if other.token_budget != first.token_budget:
+            raise RunError(f"{first.label} and {other.label} were measured at different token budgets")
         if {task.task_id for task in other.tasks} != {task.task_id for task in first.tasks}:
             raise RunError(f"{first.label} and {other.label} were measured on different tasks")

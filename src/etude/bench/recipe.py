@@ -19,6 +19,9 @@ class EvalRecipe:
     """Engine processes that share the attempts. Training stands still meanwhile: its core can be used."""
     k: int = 8
     """Attempts at each task."""
+    control_k: int | None = None
+    """Attempts of the control, the starting policy barred from finishing until a test passes; unset: k. Its attempts
+    are the longest, and two suffice for its pass@1."""
     token_budget: int = 256
     """Tokens that an attempt may sample; one that has used them up is graded as it stands."""
     temperature: float = 1.0
@@ -30,6 +33,8 @@ class EvalRecipe:
         for name in ("k", "token_budget", "engines"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"eval.{name} = {getattr(self, name)} must be at least 1")
+        if self.control_k is not None and self.control_k < 1:
+            raise RecipeError(f"eval.control_k = {self.control_k} must be at least 1", hint="leave it out for eval.k")
         if self.tasks is not None and self.tasks < 1:
             raise RecipeError(f"eval.tasks = {self.tasks} must be at least 1", hint="leave it out for all tasks")
         if self.every < 0:

@@ -106,7 +106,7 @@ async def run_suite(
             engine, renderer, limits, temperature=temperature, exact=version, prefix=f"{label}/"
         ),
         recipe=dataclasses.replace(agent, finish_needs_pass=finish_needs_pass),
-        collect=functools.partial(collect, known={}),
+        collect=collect,
         score=functools.partial(score, recipe=reward),
         infra_retries=infra_retries,
         seed=evaluation.seed,

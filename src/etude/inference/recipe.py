@@ -17,7 +17,7 @@ class EngineRecipe:
     kind: str = "torch"
     """torch: the network's own modules on one process, KV in contiguous memory."""
     replicas: int = 1
-    """Engine processes."""
+    """Engine processes that share the episodes of training."""
     max_concurrent: int = 128
     """Requests decoded at once; further ones wait."""
     max_queue: int = 1024
@@ -41,10 +41,8 @@ class EngineRecipe:
         if self.kv_reuse not in KV_REUSE:
             hint = f"use one of: {', '.join(KV_REUSE)}"
             raise RecipeError(f"engine.kv_reuse = {self.kv_reuse!r} is not supported", hint=hint)
-        if self.replicas != 1:
-            hint = 'use replicas = 1 with kind = "torch"'
-            raise RecipeError(f"engine.replicas = {self.replicas} is not supported", hint=hint)
         bounds = {
+            "replicas": (1, 256),
             "max_concurrent": (1, 4096), "max_queue": (0, 1 << 20), "kv_tokens": (0, 1 << 40), "threads": (1, 1024),
             "pin_timeout_s": (0.0, 86_400.0), "seed": (0, (1 << 63) - 1),
         }  # fmt: skip

@@ -24,7 +24,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     k: int = 8
     """Episodes of each task."""
     pass8: float | None = None
-    """Unbiased pass@k at that k."""
+    """Unbiased pass@8; None with fewer than 8 episodes."""
     pass1_ci95: Interval | None = None
     distinct: float | None = None
     """Different correct patches, a task."""

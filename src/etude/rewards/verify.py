@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from etude.errors import RewardError, SandboxError
+from etude.errors import RewardError, SandboxDiedError, SandboxError
 from etude.protocols import Sandbox, SandboxPool
 from etude.sandbox.iochecks import CheckOutcome, run_iochecks
-from etude.types import Episode, Evidence, Outcome, Task, digest_of
+from etude.types import Episode, Evidence, IOCheck, IOChecks, Outcome, Task
 
 GRADE_TIMEOUT_S = 60.0
 """For all checks of a task together; each has its own, shorter deadline."""
+TRIES = 2
+"""Fresh sandboxes that agent code may break before it is its failure."""
+NOT_RUN = "not run"
 RESTORED_NAMES = frozenset({
     "conftest.py", "pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml", "sitecustomize.py", "usercustomize.py",
 })  # fmt: skip
@@ -59,21 +62,14 @@ def _is_restored(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a workspace is worth; its `passed` and `detail` become evidence."""
+    """What a workspace is worth; its fields become evidence."""
 
     passed: tuple[bool, ...]
     detail: str
-    is_certain: bool = True
-    """False where time or memory ran out: on another day it might not."""
 
 
-async def collect(
-    task: Task, episode: Episode, pool: SandboxPool, known: MutableMapping[str, Finding] | None = None
-) -> Evidence:
+async def collect(task: Task, episode: Episode, pool: SandboxPool) -> Evidence:
     """Run every check of the task on what the episode left.
-
-    known: findings by workspace, read and added to. Siblings often write the same repair; a caller that keeps such a
-    dict has equal workspaces graded once. (Code that draws lots is then graded by one draw for all of them.)
 
     A workspace that is as the task gave it needs no run: a task is one because its workspace fails. Where agent code
     breaks the grading sandbox, that is the agent's failure if a second one breaks as well and a third, unused one
@@ -87,11 +83,7 @@ async def collect(
     elif files == task.workspace:
         finding = _failed(task, "nothing that counts was changed")
     else:
-        key = digest_of(task.task_id, *(text for item in sorted(files.items()) for text in item))
-        seen = None if known is None else known.get(key)
-        finding = seen or await _run_checks(task, files, pool)
-        if known is not None and finding.is_certain:
-            known[key] = finding
+        finding = await _run_checks(task, files, pool)
     return Evidence(
         task_id=task.task_id,
         episode_id=episode.episode_id,
@@ -102,47 +94,68 @@ async def collect(
 
 
 async def _run_checks(task: Task, files: dict[str, str], pool: SandboxPool) -> Finding:
+    """The visible checks, whose answers run_tests may have found out already (sandbox.memo), and if they pass the
+    hidden ones, in a sandbox of their own. Nothing is solved where a visible one fails, so the rest is not run then."""
     spec = task.verifier
-    for _ in range(2):
+    outcomes = {
+        check: CheckOutcome(call=check.call, expected=check.expected, got=NOT_RUN, passed=False)
+        for check in spec.checks
+    }
+    for is_visible in (True, False):
+        checks = [check for check in spec.checks if check.visible is is_visible]
         try:
-            sandbox = await pool.acquire(files)
+            found = await _run_fresh(files, spec, checks, pool)
         except OSError as error:
             await _prove_host(pool)
             return _failed(task, f"what the agent left cannot be laid out again: {error}")
+        except SandboxDiedError:
+            await _prove_host(pool)
+            return _failed(task, "what the agent left breaks the sandbox that runs it")
+        outcomes.update(zip(checks, found, strict=True))
+        if not all(outcome.passed for outcome in found):
+            break
+    ordered = [outcomes[check] for check in spec.checks]
+    return Finding(passed=tuple(outcome.passed for outcome in ordered), detail=_detail(ordered))
+
+
+async def _run_fresh(
+    files: dict[str, str], spec: IOChecks, checks: Sequence[IOCheck], pool: SandboxPool
+) -> tuple[CheckOutcome, ...]:
+    """Errors: SandboxDiedError if TRIES died of it, SandboxError if there is none, OSError for bad files."""
+    tries = 0
+    while True:
+        tries += 1
+        sandbox = await pool.acquire(files)
         try:
-            outcomes = await run_iochecks(sandbox, spec, spec.checks, GRADE_TIMEOUT_S)
-        except SandboxError:
-            continue
+            return await run_iochecks(sandbox, spec, checks, GRADE_TIMEOUT_S)
+        except SandboxDiedError:
+            if tries == TRIES:
+                raise
         finally:
             await _close(sandbox)
-        return Finding(
-            passed=tuple(outcome.passed for outcome in outcomes),
-            detail=_detail(outcomes),
-            is_certain=all(outcome.got not in ("timeout", "died") for outcome in outcomes),
-        )
-    await _prove_host(pool)
-    return _failed(task, "what the agent left breaks the sandbox that runs it")
 
 
 def _failed(task: Task, detail: str) -> Finding:
-    return Finding(passed=(False,) * len(task.verifier.checks), detail=detail, is_certain=False)
+    return Finding(passed=(False,) * len(task.verifier.checks), detail=detail)
 
 
 def _detail(outcomes: Sequence[CheckOutcome]) -> str:
-    failing = [outcome for outcome in outcomes if not outcome.passed]
+    run = [outcome for outcome in outcomes if outcome.got != NOT_RUN]
+    failing = [outcome for outcome in run if not outcome.passed]
     if not failing:
         return "all checks pass"
     first = failing[0]
-    return f"{len(failing)} of {len(outcomes)} fail: {first.call} -> {first.got}, expected {first.expected}"
+    which = "" if len(run) == len(outcomes) else f"visible checks (the other {len(outcomes) - len(run)} were not run) "
+    return f"{len(failing)} of {len(run)} {which}fail: {first.call} -> {first.got}, expected {first.expected}"
 
 
 async def _prove_host(pool: SandboxPool) -> None:
     """Errors: RewardError, SandboxError if a sandbox that nobody has used yet does not work."""
     sandbox = await pool.acquire({})
     try:
-        done = await sandbox.run_python("", timeout_s=30.0)
+        done = await sandbox.exec(["true"], timeout_s=30.0)
         if done.exit_code != 0 or done.timed_out:
-            raise RewardError("a fresh sandbox does not run an empty program", cause=f"exit code {done.exit_code}")
+            raise RewardError("a fresh sandbox does not run `true`", cause=f"exit code {done.exit_code}")
     finally:
         await _close(sandbox)
 

@@ -7,6 +7,7 @@ store, not from here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
@@ -16,6 +17,8 @@ from etude.rl.probe import Scorer, mismatch
 from etude.types import Sample, Version
 
 POLL_S = 0.03
+LAST_PROBE_S = 10.0
+"""Ample for an engine to take up the last version and to score one sample."""
 
 
 class WatchedTrainer(Scorer, Protocol):
@@ -36,6 +39,7 @@ class EngineWatch:
         self._engine, self._trainer, self._recorder, self._changed = engine, trainer, recorder, changed
         self._paused = False
         self._probed: Version | None = None
+        self._probe_ended = asyncio.Event()
         self.step: int | None = None
         self.sample: Sample | None = None
         """What is probed: a sample of the newest batch."""
@@ -46,6 +50,15 @@ class EngineWatch:
 
     def go_on(self) -> None:
         self._paused = False
+
+    async def last_probe(self) -> None:
+        """When training stands still: wait until `run` has probed the last version, or has had ample time to."""
+        self._probe_ended.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_PROBE_S):
+                while self.sample is not None and (self._probed is None or self._probed.step != self._trainer.step):
+                    await self._probe_ended.wait()
+                    self._probe_ended.clear()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -70,9 +83,8 @@ class EngineWatch:
         if self.sample is None or version == self._probed:
             return
         self._probed = version
-        try:
+        with contextlib.suppress(EngineError):
             row = await mismatch(self._engine, self._trainer, self.sample, version)
-        except EngineError:
-            return
-        if row is not None:
-            self._recorder.record("agreement", {"step": version.step, **row})
+            if row is not None:
+                self._recorder.record("agreement", {"step": version.step, **row})
+        self._probe_ended.set()

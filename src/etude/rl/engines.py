@@ -15,7 +15,7 @@ import numpy as np
 from etude.errors import EngineError
 from etude.frames import Client
 from etude.inference.client import EngineClient
-from etude.protocols import Engine, EngineStats, GenerateRequest, TokenChunk
+from etude.protocols import EngineStats, GenerateRequest, TokenChunk
 from etude.rl.processes import Workers
 from etude.types import Manifest, Routes, Version
 
@@ -92,22 +92,40 @@ class ManagedEngine:
 
 
 class EngineSet:
-    """Several engines as one: a context stays with its engine, where its KV is."""
+    """Several engines as one. Equal prompts go to one engine, which computes their prefix once; a context stays with
+    its engine, where its KV is, until it is forgotten."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[ManagedEngine]) -> None:
         self._engines = engines
+        self._homes: dict[str, ManagedEngine] = {}
 
-    def _of(self, context_id: str) -> Engine:
-        return self._engines[zlib.crc32(context_id.encode()) % len(self._engines)]
+    async def start(self) -> None:
+        await asyncio.gather(*(engine.start() for engine in self._engines))
+
+    async def stop(self) -> None:
+        """End the processes; `start` may follow."""
+        self._homes.clear()
+        for engine in self._engines:
+            await engine.stop()
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        return self._of(request.context_id).generate(request)
+        home = self._homes.get(request.context_id)
+        if home is None:
+            home = self._engines[zlib.crc32(request.ids.tobytes()) % len(self._engines)]
+        if request.keep_context:
+            self._homes[request.context_id] = home
+        return home.generate(request)
 
     async def score(self, ids: np.ndarray, routes: Routes | None = None) -> tuple[np.ndarray, Routes | None]:
-        return await self._engines[0].score(ids, routes)
+        """By an engine that serves the version that `stats` names."""
+        versions = [(await engine.stats()).version for engine in self._engines]
+        order = [(0, 0) if version is None else (version.incarnation, version.n) for version in versions]
+        return await self._engines[order.index(min(order))].score(ids, routes)
 
     async def forget(self, context_id: str) -> None:
-        await self._of(context_id).forget(context_id)
+        home = self._homes.pop(context_id, None)
+        if home is not None:
+            await home.forget(context_id)
 
     async def load(self, manifest: Manifest) -> None:
         await asyncio.gather(*(engine.load(manifest) for engine in self._engines))

@@ -14,7 +14,8 @@
     The trainer never waits for the store, the engine never waits for the trainer: it swaps weights between two tokens.
 
     A file is durable before the ledger's row that names it, so that kill -9 at any point costs only unfinished groups.
-    The watchdog says whom everything waits for.
+    The watchdog says whom everything waits for. Trainer and engine are compared on every version that there is time
+    for, and on the last one.
 
 What it does not do: start processes (processes.py), evaluate, or decide rewards.
 """
@@ -108,7 +109,9 @@ class Loop:
             done, _ = await asyncio.wait({learning, *helpers}, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {learning}:
                 task.result()
-            return await learning
+            step = await learning
+            await self._watch.last_probe()
+            return step
         finally:
             await self._cancel([learning, *helpers])
             await self._drop_running()
@@ -160,7 +163,12 @@ class Loop:
             groups = self._take(step)
             batch = Batch(
                 step=step + 1,
-                samples=tuple(sample for group in groups for sample in to_samples(group) if sample.advantage != 0.0),
+                samples=tuple(
+                    sample
+                    for group in groups
+                    for sample in to_samples(group)
+                    if abs(sample.advantage) > self._recipe.min_advantage
+                ),
                 denominator=float(
                     self._recipe.groups_per_step * self._recipe.group_size * self._recipe.tokens_per_episode
                 ),

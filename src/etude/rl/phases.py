@@ -12,7 +12,6 @@ own that follow nobody: the version is loaded by name. What it does not do: stat
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import json
@@ -52,7 +51,7 @@ class Parts:
     store: Store
     pool: SandboxPool
     renderer: Renderer
-    engine: ManagedEngine
+    engine: EngineSet
     trainer: ManagedTrainer
     runner: GroupRunner
     train_tasks: Sequence[Task]
@@ -146,23 +145,24 @@ async def _measure(parts: Parts, manifest: Manifest, labels: dict[str, bool]) ->
     missing = {label: barred for label, barred in labels.items() if not _file(parts.folder, label).is_file()}
     if not missing:
         return
-    engines = [
-        ManagedEngine(parts.workers, f"eval-{number}", manifest=manifest) for number in range(stage.eval.engines)
-    ]
+    engines = EngineSet(
+        [ManagedEngine(parts.workers, f"eval-{number}", manifest=manifest) for number in range(stage.eval.engines)]
+    )
     writer = EpisodeWriter(parts.folder.path / "episodes")
     try:
-        await asyncio.gather(*(engine.start() for engine in engines))
+        await engines.start()
         tasks = parts.heldout_tasks[: stage.eval.tasks]
         for label, barred in missing.items():
-            with progress(f"measure {label}", total=len(tasks) * stage.eval.k) as bar:
+            k = (stage.eval.control_k or stage.eval.k) if barred else stage.eval.k
+            with progress(f"measure {label}", total=len(tasks) * k) as bar:
                 result = await run_suite(
                     tasks,
                     label=label,
-                    engine=EngineSet(engines),
+                    engine=engines,
                     renderer=parts.renderer,
                     pool=parts.pool,
                     agent=stage.agent,
-                    evaluation=stage.eval,
+                    evaluation=dataclasses.replace(stage.eval, k=k),
                     reward=stage.reward,
                     version=manifest.version,
                     finish_needs_pass=barred,
@@ -177,8 +177,7 @@ async def _measure(parts: Parts, manifest: Manifest, labels: dict[str, bool]) ->
             ConsoleRecorder(None).record("eval", row)
     finally:
         writer.close()
-        for engine in engines:
-            await engine.stop()
+        await engines.stop()
 
 
 def _file(folder: RunFolder, label: str) -> Path:
@@ -216,8 +215,8 @@ def _result(parts: Parts, *, wall_s: float) -> dict[str, Any]:
         "gain": gain.pass_at_1.value,
         "gain_ci95": [gain.pass_at_1.low, gain.pass_at_1.high],
         "gain_ci95_by_package": [gain.pass_at_1_by_package.low, gain.pass_at_1_by_package.high],
-        "gain_pass8": gain.pass_at_k.value,
-        "gain_pass8_ci95": [gain.pass_at_k.low, gain.pass_at_k.high],
+        "gain_passk": gain.pass_at_k.value,
+        "gain_passk_ci95": [gain.pass_at_k.low, gain.pass_at_k.high],
         "gain_over_control": persistence.pass_at_1.value,
         "gain_over_control_ci95": [persistence.pass_at_1.low, persistence.pass_at_1.high],
         "tasks_left_out": table.num_left_out,
@@ -231,7 +230,8 @@ def _result(parts: Parts, *, wall_s: float) -> dict[str, Any]:
 def _measured(row: Row) -> dict[str, Any]:
     return {
         "pass1": row.pass_at_1,
-        "pass8": row.pass_at_k,
+        "pass8": row.pass_at_8,
+        "passk": row.pass_at_k,
         "k": row.k,
         "n": row.num_tasks,
         "distinct": row.distinct_correct,

@@ -37,6 +37,7 @@ class Workers:
     """The run's worker processes by role."""
 
     def __init__(self, run: Path, *, threads: Mapping[str, int], up_timeout_s: float = 180.0) -> None:
+        """threads: processor threads by kind of role, the part before its number."""
         self._run = run
         self._threads = threads
         self._up_timeout_s = up_timeout_s
@@ -100,7 +101,7 @@ class Workers:
 
     def _environment(self, role: str) -> dict[str, str]:
         environment = dict(os.environ)
-        threads = str(self._threads.get(role, 1))
+        threads = str(self._threads.get(role.partition("-")[0], 1))
         environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
         environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
         preload = next((path for path in TCMALLOC if Path(path).exists()), None)

@@ -17,6 +17,9 @@ class RLRecipe:
     """Episodes of one task: they share a baseline."""
     min_group: int = 4
     """With fewer survivors of broken machines a group is abandoned."""
+    min_advantage: float = 0.0
+    """Samples whose |advantage| is not above this are not trained on. In a group where all or none solved the task only
+    lengths differ: such samples cost as much as others and move next to nothing."""
     max_staleness: int = 2
     """Optimizer steps between the weights that sampled a token and those that train on it; 0 is synchronous."""
     tokens_per_episode: int = 256
@@ -42,6 +45,8 @@ class RLRecipe:
                 cause="a group of one has no baseline",
                 hint="2 <= min_group <= group_size",
             )
+        if not 0 <= self.min_advantage < 1:
+            raise RecipeError(f"rl.min_advantage = {self.min_advantage} would leave no sample", hint="0, or about 0.05")
         if self.max_staleness < 0 or self.infra_retries < 0:
             raise RecipeError("rl.max_staleness and rl.infra_retries must not be negative")
         if self.correction not in ("none", "truncated"):

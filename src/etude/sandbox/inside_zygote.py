@@ -4,8 +4,8 @@
     {"op": "put" | "get" | "list" | "save" | "restore"}   -> inside_files.py
 
 Process 1 of a pid namespace cannot be killed or stopped from inside; it is not dumpable, so nobody inside can look into
-it. While it has nothing to do it keeps one fork ready. What it does not do: judge what a run did; a non-zero exit code
-is data.
+it. Before the first run it keeps one fork ready; later ones are often not asked for. What it does not do: judge what a
+run did; a non-zero exit code is data.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def serve(channel: socket.socket, config: Config) -> NoReturn:
     ask = select.poll()
     ask.register(channel, select.POLLIN)
     fork: Fork | None = None
-    is_limited = False
+    is_limited = has_run = False
     with contextlib.suppress(EOFError, ConnectionError):
         send_frame(channel, {"ready": True})
         while True:
-            if is_limited and fork is None and not ask.poll(_IDLE_MS):
+            if is_limited and not has_run and fork is None and not ask.poll(_IDLE_MS):
                 fork = Fork(config)
             header, body = read_frame(channel)
             is_limited = True  # the host asks nothing before it has put this process into its cgroup
@@ -43,7 +43,7 @@ def serve(channel: socket.socket, config: Config) -> NoReturn:
                 if header["op"] == "run":
                     if fork is None or not fork.is_waiting():
                         fork = Fork(config)
-                    run, fork = Run(fork, channel, config, header, body), None
+                    run, fork, has_run = Run(fork, channel, config, header, body), None, True
                     answer, bodies = run.finish()
                     workspace.mend()
                 elif header["op"] == "save":

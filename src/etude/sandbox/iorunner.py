@@ -1,9 +1,9 @@
 """The program that runs inside a sandbox to evaluate calls: standard library only, sent there as source.
 
-It reads {"path", "calls", "cpu_s", "wall_s"} as JSON on stdin and writes one JSON line [index, text] a call to file
-descriptor 3. The calls run in a fork, the module executed anew before each; after a call that ends its process (an
-exit) a new fork takes the rest, after one that runs into its limit (an endless loop) the rest count as `timeout`, too.
-This process itself never executes the code under test.
+It reads {"path", "calls", "first", "cpu_s", "wall_s"} as JSON on stdin and writes one JSON line [index, text] to file
+descriptor 3 for each call from number `first` on, the module executed anew before each. A call that runs into its limit
+ends this process by SIGPROF (processor time) or SIGALRM (the clock), one that exits ends it, too: the host sees what is
+missing, and asks again from there on. A fork of this process alone would cost as much as all of its calls.
 
 `canonical` also serves the task builder, so that expected values and graded values are written by the same code.
 
@@ -12,10 +12,8 @@ What it does not do: isolate (the sandbox does) or compare (the host does: no ex
 
 import json
 import os
-import select
 import signal
 import sys
-import time
 import types
 from typing import Any
 
@@ -26,7 +24,7 @@ PRELOADED = {
     "bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json",
     "math", "operator", "random", "re", "statistics", "string", "struct", "textwrap", "typing", "unicodedata",
 }  # fmt: skip
-"""Imported before the forks where the source names them; pure modules whose import has no effect outside."""
+"""Imported beforehand where the source names them, so that no call pays for it; pure modules."""
 
 
 class TooLong(Exception):
@@ -94,83 +92,29 @@ def raised(error: BaseException) -> str:
     return "raises " + type.__getattribute__(type(error), "__name__")
 
 
-def _child(code: types.CodeType, path: str, calls: list[str], cpu_s: float, fd: int) -> None:
-    """Answer the calls in order, each with the module executed anew. Nothing in Python sees the CPU timer end it."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+def _answer(code: types.CodeType, request: dict[str, Any], fd: int) -> None:
+    """Answer the calls in order. Nothing in Python sees a timer end it."""
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    path, calls = request["path"], request["calls"]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    for call in calls:
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    for index in range(request["first"], len(calls)):
+        signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
+        signal.setitimer(signal.ITIMER_REAL, request["wall_s"])
         module = types.ModuleType("solution")
         module.__file__ = path
         sys.modules["solution"] = module
         try:
             exec(code, module.__dict__)
-            text = canonical(eval(call, module.__dict__))
+            text = canonical(eval(calls[index], module.__dict__))
         except BaseException as error:
             text = raised(error)
-        data = text.encode("utf-8", "replace")
-        _write_all(fd, len(data).to_bytes(4, "big") + data)
+        _write_all(fd, json.dumps([index, text]).encode() + b"\n")
 
 
 def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
-
-
-class _Answers:
-    """Reads length-prefixed texts from a child's pipe."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.data = b""
-
-    def next(self, wall_s: float) -> str | None:
-        """The next text; `timeout` after `wall_s`; None where the child ended or wrote nonsense."""
-        deadline = time.monotonic() + wall_s
-        while True:
-            size = int.from_bytes(self.data[:4], "big")
-            if size > 8 * MAX_TEXT:
-                return None
-            if len(self.data) >= 4 + size:
-                text = self.data[4 : 4 + size].decode("utf-8", "replace")
-                self.data = self.data[4 + size :]
-                return text
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self.fd], [], [], left)[0]:
-                return "timeout"
-            piece = os.read(self.fd, 65_536)
-            if not piece:
-                return None
-            self.data += piece
-
-
-def _evaluate(code: types.CodeType, path: str, calls: list[str], cpu_s: float, wall_s: float) -> list[str]:
-    """Texts of the first calls, up to and including the first one that does not come back; at least one."""
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(read_end)
-            os.close(3)
-            _child(code, path, calls, cpu_s, write_end)
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    answers = _Answers(read_end)
-    texts: list[str] = []
-    lost: str | None = ""
-    while len(texts) < len(calls):
-        lost = answers.next(wall_s)
-        if lost is None or lost == "timeout":
-            break
-        texts.append(lost)
-    os.close(read_end)
-    os.kill(pid, signal.SIGKILL)
-    status = os.waitpid(pid, 0)[1]
-    if len(texts) < len(calls):
-        cpu_spent = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
-        texts.append("timeout" if lost == "timeout" or cpu_spent else "died")
-    return texts
 
 
 def _preload(source: bytes) -> None:
@@ -184,24 +128,19 @@ def main() -> None:
     while piece := os.read(0, 65_536):
         data += piece
     request = json.loads(data)
-    path = request["path"]
-    failure = None
+    fd = os.dup(3)
+    os.close(3)  # what the code under test prints there by chance is no answer
     try:
-        with open(path, "rb") as file:
+        with open(request["path"], "rb") as file:
             source = file.read()
-        code = compile(source, path, "exec", dont_inherit=True)
+        code = compile(source, request["path"], "exec", dont_inherit=True)
         _preload(source)
     except (OSError, SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        failure = raised(error)
-    calls = request["calls"]
-    index = 0
-    while index < len(calls):
-        texts = [failure] if failure else _evaluate(code, path, calls[index:], request["cpu_s"], request["wall_s"])
-        if texts[-1] == "timeout":  # the others would most likely spend their time in the same loop
-            texts += ["timeout"] * (len(calls) - index - len(texts))
-        for text in texts:
-            _write_all(3, json.dumps([index, text]).encode() + b"\n")
-            index += 1
+        for index in range(request["first"], len(request["calls"])):
+            _write_all(fd, json.dumps([index, raised(error)]).encode() + b"\n")
+        return
+    _answer(code, request, fd)
+    os._exit(0)  # not what the code under test registered for the end
 
 
 if __name__ == "__main__":
