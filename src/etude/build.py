@@ -170,10 +170,13 @@ async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str
     from etude.sandbox.memo import MemoPool
     from etude.sandbox.pool import NamespacePool
     from etude.tasks.file import load_tasks
+    from etude.tasks.rates import choose, load_rates
     from etude.weights.store import open_store
 
     renderer = open_renderer(model_folder(stage.model.path), stage.agent.tools)
     train_tasks, heldout_tasks = load_tasks(stage.tasks.train), load_tasks(stage.tasks.heldout)
+    if stage.tasks.solve_rate != (0.0, 1.0):
+        train_tasks = choose(train_tasks, load_rates(stage.tasks.rates), stage.tasks.solve_rate)
     store = open_store(stage.weights.url(folder.path))
     workers = Workers(folder.path, threads={"trainer": stage.train.threads, "engine": stage.engine.threads})
     recorder = JsonlRecorder(folder.path / "metrics.jsonl")
@@ -230,6 +233,24 @@ def write_functions(path: Path, overrides: Sequence[str]) -> dict[str, int]:
     recipe = config.convert(config.override({}, overrides), TasksBuildRecipe, where="tasks functions")
     with _bars() as report:
         return build.write_functions(recipe, path, report)
+
+
+def write_run_rates(run: Path, out: Path) -> dict[str, int]:
+    """What a run's first measurement says of each task, for `tasks.rates`; returns tasks by solved attempts.
+
+    Errors: RunError if the run has not measured its start.
+    """
+    from etude.bench.suite import SuiteResult
+    from etude.frames import read_file
+    from etude.tasks.rates import Rates, write_rates
+
+    path = run / "evals" / "before.mp"
+    if not path.is_file():
+        raise RunError(f"{run} has not measured its start", hint="`etude rl` measures tasks.heldout first")
+    stage, result = saved_recipe(run), read_file(path, SuiteResult)
+    solved = {task.task_id: task.num_solved for task in result.tasks if len(task.attempts) >= result.k}
+    write_rates(out, Rates(tasks=stage.tasks.heldout, model=stage.model.path, k=result.k, solved=solved))
+    return {f"{number} of {result.k}": list(solved.values()).count(number) for number in range(result.k + 1)}
 
 
 @contextlib.contextmanager

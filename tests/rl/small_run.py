@@ -49,7 +49,8 @@ def write_small_recipe(folder: Path, *, steps: int = 6) -> Path:
     path.write_text(
         f"""
 extends = "quickstart.toml"
-tasks = {{ train = "{tasks}/train", heldout = "{tasks}/heldout" }}
+tasks = {{ train = "{tasks}/train", heldout = "{tasks}/heldout", solve_rate = [0.0, 1.0] }}
+engine = {{ replicas = 1 }}
 sandbox = {{ spares = 2 }}
 agent = {{ max_turns = 4, reply_tokens = 48, max_episodes = 16 }}
 rl = {{ groups_per_step = 3, group_size = 4, min_group = 2, max_staleness = 1 }}

@@ -167,6 +167,15 @@ def test_siblings_of_one_that_gave_up_ask_for_themselves() -> None:
     played(job)
 
 
+def test_calls_side_by_side_share_the_sandbox_that_the_first_takes() -> None:
+    async def job(pool: MemoPool) -> None:
+        sandbox = await pool.acquire(FILES)
+        await asyncio.gather(*(sandbox.exec(["true"], timeout_s=5.0) for _ in range(3)))
+        await sandbox.close()
+
+    assert played(job)[1].acquired == 1
+
+
 def test_old_answers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memo, "MAX_ANSWERS", 2)
 

@@ -71,9 +71,7 @@ def compare(results: Sequence[SuiteResult], *, seed: int = 0) -> Comparison:
     by_task = [{task.task_id: task for task in result.tasks} for result in results]
     ks = [result.k for result in results]
     whole = [
-        name
-        for name in by_task[0]
-        if all(len(tasks[name].attempts) >= k for tasks, k in zip(by_task, ks, strict=True))
+        name for name in by_task[0] if all(len(tasks[name].attempts) >= k for tasks, k in zip(by_task, ks, strict=True))
     ]
     if not whole:
         raise RunError("no task was attempted often enough by every policy", cause="machines broke; see the faults")

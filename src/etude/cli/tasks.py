@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from etude.cli.options import Json, Overrides, show, stderr
+from etude.cli.options import RUNS, Json, Overrides, RunName, Runs, find_run, show, stderr
 
 app = typer.Typer(help="Tasks: pieces of work with a way to tell whether they were done.", no_args_is_help=True)
 Address = Annotated[str, typer.Argument(help="etude:repair/SPLIT or FILE/SPLIT; train, heldout, final or base.")]
@@ -88,6 +88,26 @@ def show_(
         print(f"\n{path}\n{numbered(text)}")
     for item in task.verifier.checks:
         print(f"{'shown ' if item.visible else 'hidden'}  {item.call} -> {item.expected}")
+
+
+@app.command("rates")
+def rates(
+    run: RunName,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("rates.zst"),
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Keep how often a run's starting policy solved each task, for `tasks.rates` of a recipe: tasks that it solves
+    sometimes teach most.
+
+    To measure training tasks: etude rl RECIPE tasks.heldout=etude:repair/train tasks.train=etude:repair/base
+    eval.tasks=6000 eval.k=4 --run rates; stop it when the first measurement is done.
+    """
+    from etude.build import write_run_rates
+
+    counts = write_run_rates(find_run(run, runs), out)
+    lines = (f"{name} solved: {count} tasks" for name, count in counts.items())
+    print(json.dumps(counts) if as_json else "\n".join(lines))
 
 
 @app.command("stats")

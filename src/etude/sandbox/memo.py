@@ -90,6 +90,7 @@ class MemoSandbox:
         self._pool = pool
         self._files = dict(files)
         self._real: Sandbox | None = None
+        self._materializing = asyncio.Lock()
 
     async def exec(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, env: Mapping[str, str] | None = None
@@ -141,9 +142,10 @@ class MemoSandbox:
             await self._real.close()
 
     async def _materialize(self) -> Sandbox:
-        if self._real is None:
-            self._real = await self._pool.inner.acquire(self._files)
-        return self._real
+        async with self._materializing:
+            if self._real is None:
+                self._real = await self._pool.inner.acquire(self._files)
+            return self._real
 
     def _is_free(self, path: str) -> bool:
         """A plain path that neither is a folder of a file nor has a file for a folder."""

@@ -18,8 +18,16 @@ class TasksRecipe:
     """Tasks that are trained on."""
     heldout: str = "etude:repair/heldout"
     """Tasks that are only measured on, of packages that training never saw."""
+    solve_rate: tuple[float, float] = (0.0, 1.0)
+    """Training uses the tasks that a policy solved in so many of its attempts, both ends included. (0, 1): all."""
+    rates: str = "etude:repair"
+    """Where these rates are: `etude:repair`, the shipped model on the shipped tasks, or a file of `etude tasks rates`.
+    Not read where all tasks are used."""
 
     def __post_init__(self) -> None:
+        low, high = self.solve_rate
+        if not 0 <= low <= high <= 1:
+            raise RecipeError(f"tasks.solve_rate = [{low}, {high}] is no span within 0 and 1", hint="[0.2, 0.8]")
         if self.train == self.heldout:
             raise RecipeError(
                 "tasks.train and tasks.heldout are the same tasks",
