@@ -3,6 +3,7 @@
 # bench       every benchmark, into bench-results/        nano  make the shipped model anew (hours; resumable)
 #
 # PYTHON=python3.12 chooses the interpreter for .venv; pip's own variables (PIP_INDEX_URL, ...) are honoured.
+# ARGS="rl.seed=1 eval.k=2" gives the quickstart other dials.
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +15,7 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt .ci/setup | c
 .DEFAULT_GOAL := quickstart
 
 quickstart: $(READY)
-	@$(VENV)/bin/etude quickstart
+	@$(VENV)/bin/etude quickstart $(ARGS)
 
 test: $(READY)
 	$(VENV)/bin/pytest -m "not slow" -n 2 --dist loadfile
