@@ -50,9 +50,15 @@ def wait_until_gone(processes: list[psutil.Process], timeout_s: float = 20.0) ->
     assert not alive, f"left behind: {alive}"
 
 
+IN_CI = ("batch-written", "trained", "swap-staged")
+"""One of each kind of process; the others are of the campaign, `pytest -m campaign tests/rl/test_kill.py`."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [pytest.param(point, marks=[] if point in IN_CI else pytest.mark.campaign) for point in POINTS]
+)
 def test_a_process_killed_at_a_named_point_costs_nothing(point: str, tmp_path: Path) -> None:
     recipe, runs, marker = write_small_recipe(tmp_path, steps=STEPS), tmp_path / "runs", tmp_path / "killed"
     environment = dict(os.environ) | {"ETUDE_KILL_AT": f"{point}:2:{marker}"}
@@ -67,6 +73,7 @@ def test_a_process_killed_at_a_named_point_costs_nothing(point: str, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(1200)
 def test_processes_killed_at_random_times_cost_nothing(tmp_path: Path) -> None:
     """Ten kills: orchestrator, trainer, engine and sandboxes, whatever lives at that moment."""
