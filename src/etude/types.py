@@ -399,6 +399,8 @@ class Batch(Noun, frozen=True, kw_only=True):
     samples: tuple[Sample, ...]
     denominator: float
     seed: int
+    rate: float = 1.0
+    """Share of the learning rate that the step is taken at: in the batch, so that a replay takes the same step."""
     format: int = FORMAT
 
 

@@ -73,6 +73,7 @@ class Loop:
         folder: RunFolder,
         recipe: RLRecipe,
         budget: BudgetRecipe,
+        until: int | None = None,
         tasks: Mapping[str, Task],
         ledger: Ledger,
         runner: GroupRunner,
@@ -81,7 +82,9 @@ class Loop:
         recorder: Recorder,
         watchdog_s: float = 60.0,
     ) -> None:
+        """until: stop at this step, if the budget does not end first."""
         self._folder, self._recipe, self._budget = folder, recipe, budget
+        self._last = min((step for step in (budget.steps, until) if step is not None), default=None)
         self._tasks, self._ledger, self._runner = tasks, ledger, runner
         self._engine, self._trainer, self._recorder = engine, trainer, recorder
         self._admission = Admission(groups_per_step=recipe.groups_per_step, max_staleness=recipe.max_staleness)
@@ -159,7 +162,7 @@ class Loop:
 
     async def _learn(self) -> int:
         step = self._trainer.step
-        while (self._budget.steps is None or step < self._budget.steps) and await self._groups_are_ready(step):
+        while (self._last is None or step < self._last) and await self._groups_are_ready(step):
             groups = self._take(step)
             batch = Batch(
                 step=step + 1,
@@ -173,6 +176,7 @@ class Loop:
                     self._recipe.groups_per_step * self._recipe.group_size * self._recipe.tokens_per_episode
                 ),
                 seed=self._recipe.seed,
+                rate=self._budget.rate(wall_s=self._clock.wall_s, step=step + 1),
             )
             self._watch.sample = batch.samples[0] if batch.samples else None
             data = encode(batch)

@@ -105,8 +105,7 @@ async def _train(parts: Parts) -> Version:
         while True:
             await parts.engine.start()
             stop = (parts.trainer.step // every + 1) * every if every else None
-            limit = min((limit for limit in (steps, stop) if limit is not None), default=None)
-            step = await _train_until(parts, ledger, limit)
+            step = await _train_until(parts, ledger, stop)
             version = (await parts.trainer.finish()).version
             if stop is None or step != stop or step == steps:
                 return version
@@ -117,13 +116,14 @@ async def _train(parts: Parts) -> Version:
         await parts.engine.stop()
 
 
-async def _train_until(parts: Parts, ledger: Ledger, steps: int | None) -> int:
-    """Train until step `steps` or the end of the budget or the epoch; returns the step reached."""
+async def _train_until(parts: Parts, ledger: Ledger, stop: int | None) -> int:
+    """Train until step `stop` or the end of the budget or the epoch; returns the step reached."""
     with ConsoleRecorder(parts.stage.budget.wall_s) as console:
         loop = Loop(
             folder=parts.folder,
             recipe=parts.stage.rl,
-            budget=dataclasses.replace(parts.stage.budget, steps=steps),
+            budget=parts.stage.budget,
+            until=stop,
             tasks={task.task_id: task for task in parts.train_tasks},
             ledger=ledger,
             runner=parts.runner,

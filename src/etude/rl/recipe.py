@@ -65,3 +65,14 @@ class BudgetRecipe:
     """Seconds of training, over all resumptions; evaluation is not counted."""
     steps: int | None = None
     """Optimizer steps; unset: no limit."""
+    decay_share: float = 0.0
+    """Last share of the budget over which the learning rate falls to 0, in a line; 0: it is constant."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay_share <= 1:
+            raise RecipeError(f"budget.decay_share = {self.decay_share} is no share", hint="0 (constant) to 1")
+
+    def rate(self, *, wall_s: float, step: int) -> float:
+        """Share of the learning rate for step `step`, which begins after `wall_s` seconds of training."""
+        spent = max(wall_s / self.wall_s, (step - 1) / self.steps if self.steps else 0.0)
+        return min(1.0, max(0.0, 1.0 - spent) / self.decay_share) if self.decay_share else 1.0

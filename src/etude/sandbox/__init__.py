@@ -9,6 +9,7 @@
     channel.py         frames between the host and a sandbox
     namespace.py       one sandbox (protocols.Sandbox)
     pool.py            warm ones in stock (protocols.SandboxPool)
+    memo.py            over a pool: equal runs are answered from one
     inside_*.py        what runs inside; standard library only, because the package is not visible there
     iochecks.py        calls with known answers, asked in a sandbox and compared outside; iorunner.py is its inside
 

@@ -5,7 +5,7 @@ is no rounding, and the network's parameters are the masters. For 16 bits the gr
 masters (straight-through), and the network gets them rounded again after each step. Buffers (a router's bias) and what
 a family keeps in fp32 are never rounded, and buffers never trained (docs/semantics.md 1.2, 4.2).
 
-What it does not do: schedules (reinforcement learning runs at a constant rate), or sharding.
+What it does not do: schedules (a batch says at which share of the rate it is trained), or sharding.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Masters:
     def __init__(self, model: Model, recipe: TrainRecipe, publish_dtype: str) -> None:
         """Errors: ModelError if the network is not in fp32."""
         self._model = model
-        self._clip_norm = recipe.clip_norm
+        self._clip_norm, self._lr = recipe.clip_norm, recipe.lr
         self._rounding = _ROUNDINGS[publish_dtype]
         self._parameters = dict(model.network.named_parameters())
         for name, parameter in self._parameters.items():
@@ -67,8 +67,9 @@ class Masters:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def step(self) -> float:
-        """One update from the network's gradients; returns their global norm before clipping.
+    def step(self, rate: float = 1.0) -> float:
+        """One update from the network's gradients, at `rate` times the learning rate; returns their global norm before
+        clipping.
 
         Errors: RunError if it is not finite; nothing has changed then.
         """
@@ -82,6 +83,8 @@ class Masters:
             assert parameter.grad is not None
             parameter.grad.mul_((self._clip_norm / (norm + 1e-6)).clamp(max=1.0))
             self.tensors[name].grad = parameter.grad
+        for group in self._adamw.param_groups:
+            group["lr"] = self._lr * rate
         self._adamw.step()
         self.round_into_network()
         self.zero_grad()

@@ -90,7 +90,7 @@ class Trainer:
         self.masters.zero_grad()
         for micro in packed.micro_batches:
             self._backward(micro, batch.denominator, tally)
-        norm = self.masters.step()
+        norm = self.masters.step(batch.rate)
         tally.lap("optimize")
         row = self._row(batch, packed, tally, is_current) | {"grad_norm": norm}
         self.step = batch.step
@@ -130,6 +130,7 @@ class Trainer:
         micros = packed.micro_batches
         row = {
             "loss": tally.loss,
+            "rate": batch.rate,
             "samples": float(len(batch.samples)),
             "tokens": float(packed.unshared_tokens),
             "forward_tokens": float(packed.tokens),
