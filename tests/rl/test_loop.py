@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from etude.errors import RecipeError
 from etude.frames import read_file
 from etude.rl.ledger import Ledger
 from etude.rl.loop import Loop
@@ -48,11 +49,20 @@ class Bench:
         self.rows = Rows()
 
     def run(
-        self, *, steps: int | None = None, wall_s: float = 60.0, stop_after_s: float | None = None, **runner: Any
+        self,
+        *,
+        steps: int | None = None,
+        until: int | None = None,
+        wall_s: float = 60.0,
+        decay_share: float = 0.0,
+        stop_after_s: float | None = None,
+        **runner: Any,
     ) -> int:
+        budget = BudgetRecipe(wall_s=wall_s, steps=steps, decay_share=decay_share)
+
         async def main() -> int:
             loop = Loop(
-                folder=self.folder, recipe=self.recipe, budget=BudgetRecipe(wall_s=wall_s, steps=steps), tasks=TASKS,
+                folder=self.folder, recipe=self.recipe, budget=budget, until=until, tasks=TASKS,
                 ledger=self.ledger, runner=SimulatedRunner(self.engine, **runner), engine=self.engine,
                 trainer=self.trainer, recorder=self.rows, watchdog_s=0.2,
             )  # fmt: skip
@@ -155,3 +165,28 @@ def test_samples_of_next_to_no_advantage_are_left_out(tmp_path: Path, min_advant
     assert bench.run(steps=2) == 2
     assert len(read_file(bench.folder.batch(1), Batch).samples) == samples  # two of each group, at + and - 0.5
     assert bench.ledger.audit() == []
+
+
+def test_the_rate_falls_over_the_last_share_of_the_budget_and_stands_in_the_batch(tmp_path: Path) -> None:
+    budget = BudgetRecipe(steps=10, decay_share=0.5)
+    rates = [budget.rate(wall_s=0.0, step=step) for step in range(1, 11)]
+    assert rates == pytest.approx([1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
+    assert budget.rate(wall_s=0.75 * budget.wall_s, step=1) == pytest.approx(0.5)
+    assert budget.rate(wall_s=2 * budget.wall_s, step=1) == 0.0
+    assert BudgetRecipe().rate(wall_s=1e9, step=7) == 1.0
+    bench = Bench(tmp_path)
+    bench.run(steps=4, decay_share=1.0)
+    batches = [read_file(bench.folder.batch(step), Batch) for step in range(1, 5)]
+    assert [batch.rate for batch in batches] == pytest.approx([1.0, 0.75, 0.5, 0.25], abs=0.01)
+
+
+def test_it_stops_at_a_step_that_is_asked_for(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert bench.run(steps=6, until=2) == 2
+    assert bench.run(steps=6, until=9) == 6
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_share_of_the_budget_is_a_share(share: float) -> None:
+    with pytest.raises(RecipeError, match="decay_share"):
+        BudgetRecipe(decay_share=share)

@@ -38,6 +38,21 @@ def test_a_step_makes_good_tokens_likelier_and_bad_ones_less_likely() -> None:
     assert sum(moved) > 0.1
 
 
+def test_a_batch_says_at_which_share_of_the_rate_it_is_trained() -> None:
+    batch = make_batch(tiny_model("qwen3"), 1)
+    start = {name: tensor.clone() for name, tensor in tiny_model("qwen3").hub_tensors().items()}
+    moved = {}
+    for rate in (1.0, 0.25, 0.0):
+        learner = trainer("qwen3", weight_decay=0.0)
+        row = learner.train(msgspec.structs.replace(batch, rate=rate))
+        assert row["rate"] == rate
+        tensors = learner.model.hub_tensors()
+        moved[rate] = torch.cat([(tensors[name] - start[name]).flatten() for name in start])
+    assert moved[1.0].abs().max() > 1e-3
+    assert torch.allclose(moved[0.25], moved[1.0] / 4, atol=1e-6)
+    assert not moved[0.0].any()
+
+
 def test_on_policy_ratios_are_one_and_every_token_is_live() -> None:
     batch = make_batch(tiny_model("qwen3_moe"), 1)
     row = trainer().train(batch, is_current=lambda version: version == START)
