@@ -14,7 +14,7 @@ from etude.inference.recipe import EngineRecipe
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("kind", "vllm"), ("replicas", 2), ("replicas", 0), ("kv_reuse", "always"), ("max_concurrent", 0),
+        ("kind", "vllm"), ("replicas", 257), ("replicas", 0), ("kv_reuse", "always"), ("max_concurrent", 0),
         ("max_queue", -1), ("kv_tokens", -1), ("threads", 0), ("pin_timeout_s", -1.0), ("seed", -1),
     ],
 )  # fmt: skip

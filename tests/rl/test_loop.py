@@ -174,6 +174,8 @@ def test_the_rate_falls_over_the_last_share_of_the_budget_and_stands_in_the_batc
     assert budget.rate(wall_s=0.75 * budget.wall_s, step=1) == pytest.approx(0.5)
     assert budget.rate(wall_s=2 * budget.wall_s, step=1) == 0.0
     assert BudgetRecipe().rate(wall_s=1e9, step=7) == 1.0
+    both = BudgetRecipe(wall_s=100.0, warmup_share=0.2, decay_share=0.5)
+    assert [both.rate(wall_s=wall_s, step=1) for wall_s in (0, 5, 20, 50, 75)] == [0.0, 0.25, 1.0, 1.0, 0.5]
     bench = Bench(tmp_path)
     bench.run(steps=4, decay_share=1.0)
     batches = [read_file(bench.folder.batch(step), Batch) for step in range(1, 5)]
@@ -186,7 +188,7 @@ def test_it_stops_at_a_step_that_is_asked_for(tmp_path: Path) -> None:
     assert bench.run(steps=6, until=9) == 6
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1])
-def test_a_share_of_the_budget_is_a_share(share: float) -> None:
-    with pytest.raises(RecipeError, match="decay_share"):
-        BudgetRecipe(decay_share=share)
+@pytest.mark.parametrize("dials", [{"decay_share": -0.1}, {"warmup_share": 1.1}])
+def test_a_share_of_the_budget_is_a_share(dials: dict[str, float]) -> None:
+    with pytest.raises(RecipeError, match="is no share"):
+        BudgetRecipe(**dials)

@@ -65,14 +65,20 @@ class BudgetRecipe:
     """Seconds of training, over all resumptions; evaluation is not counted."""
     steps: int | None = None
     """Optimizer steps; unset: no limit."""
+    warmup_share: float = 0.0
+    """First share of the budget over which the learning rate rises to its full size. Adam's first steps are as long as
+    steps can be whatever the gradient says: without it they move the policy at random."""
     decay_share: float = 0.0
     """Last share of the budget over which the learning rate falls to 0, in a line; 0: it is constant."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay_share <= 1:
-            raise RecipeError(f"budget.decay_share = {self.decay_share} is no share", hint="0 (constant) to 1")
+        for name in ("warmup_share", "decay_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RecipeError(f"budget.{name} = {getattr(self, name)} is no share", hint="0 to 1")
 
     def rate(self, *, wall_s: float, step: int) -> float:
         """Share of the learning rate for step `step`, which begins after `wall_s` seconds of training."""
         spent = max(wall_s / self.wall_s, (step - 1) / self.steps if self.steps else 0.0)
-        return min(1.0, max(0.0, 1.0 - spent) / self.decay_share) if self.decay_share else 1.0
+        rise = spent / self.warmup_share if self.warmup_share else 1.0
+        fall = max(0.0, 1.0 - spent) / self.decay_share if self.decay_share else 1.0
+        return min(1.0, rise, fall)
