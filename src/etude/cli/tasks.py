@@ -101,7 +101,7 @@ def rates(
     sometimes teach most.
 
     To measure training tasks: etude rl RECIPE tasks.heldout=etude:repair/train tasks.train=etude:repair/base
-    eval.tasks=6000 eval.k=4 --run rates; stop it when the first measurement is done.
+    tasks.solve_rate=[0,1] eval.tasks=6000 eval.k=4 --run rates; stop it when the first measurement is done.
     """
     from etude.build import write_run_rates
 
