@@ -17,7 +17,7 @@ from etude.data import corpus
 from etude.data.corpus import FILE, FIX, UNTRAINED, Corpus, document, documents, join, opening, plant, smallest_edit
 from etude.data.render import NanoRenderer
 from etude.data.tokenizer import Tokenizer
-from etude.models.load import SHIPPED
+from etude.models.recipe import SHIPPED
 from etude.tasks.mutate import mutate
 from etude.types import IOChecks, Task
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from etude.data.render import NanoRenderer
 from etude.data.tokenizer import CONTROLS, Tokenizer
-from etude.models.load import SHIPPED
+from etude.models.recipe import SHIPPED
 from etude.protocols import Message
 from etude.types import ToolCall, ToolResult
 

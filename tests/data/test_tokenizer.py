@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from etude.data.tokenizer import CONTROLS, FORCED, Tokenizer, train
 from etude.errors import ModelError
-from etude.models.load import SHIPPED
+from etude.models.recipe import SHIPPED
 
 TOKENIZER = Tokenizer.load(SHIPPED["etude-nano"])
 CONTROL_IDS = {TOKENIZER.control(name) for name in CONTROLS}

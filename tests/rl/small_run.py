@@ -42,13 +42,14 @@ def write_small_tasks(folder: Path, *, train: int = 60, heldout: int = 8) -> Pat
     return path
 
 
-def write_small_recipe(folder: Path, *, steps: int = 6) -> Path:
+def write_small_recipe(folder: Path, *, steps: int = 6, model: str = "etude-nano") -> Path:
     """Everything as in the quickstart, only less of it."""
     tasks = write_small_tasks(folder)
     path = folder / "small.toml"
     path.write_text(
         f"""
 extends = "quickstart.toml"
+model = {{ path = "{model}" }}
 tasks = {{ train = "{tasks}/train", heldout = "{tasks}/heldout", solve_rate = [0.0, 1.0] }}
 engine = {{ replicas = 1 }}
 sandbox = {{ spares = 2 }}

@@ -1,4 +1,4 @@
-"""The whole of it, small: one real run through the command, and every command that reads it."""
+"""The whole of it, small: a real run of a mixture of experts through the command, and all commands that read it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from etude.frames import read_file
 from etude.metrics import read_rows
 from etude.rl.audit import audit_run
 from etude.types import Batch
+from mixture import write_mixture
 from rl.small_run import command, run_to_the_end, write_small_recipe
 
 STEPS = 4
@@ -23,7 +24,7 @@ STEPS = 4
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("small")
-    recipe = write_small_recipe(folder, steps=STEPS)
+    recipe = write_small_recipe(folder, steps=STEPS, model=str(write_mixture(folder / "mixture")))
     result = json.loads(run_to_the_end(recipe, folder / "runs", ["eval.every=2"]))
     assert result["steps"] == STEPS
     return folder / "runs" / "small"

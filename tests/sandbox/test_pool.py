@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -167,6 +170,24 @@ asyncio.run(main())
 """
 
 
+def machines() -> set[int]:
+    """Processes of bubblewrap that are this process's, or nobody's any more."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            name, parent = re.findall(r"\((.*)\) \S (\d+)", (folder / "stat").read_text())[0]
+            if name == "bwrap" and int(parent) in (1, os.getpid()):
+                found.add(int(folder.name))
+    return found
+
+
+def wait_until_gone(remaining: Callable[[], set[int]]) -> None:
+    deadline = time.monotonic() + 15
+    while left := remaining():
+        assert time.monotonic() < deadline, f"still there: {left}"
+        time.sleep(0.02)
+
+
 def offspring(pids: set[int]) -> set[int]:
     """The processes and all that descend from them."""
     parents = {}
@@ -191,10 +212,7 @@ def test_kill_9_of_the_owner_leaves_no_process_behind() -> None:
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    deadline = time.monotonic() + 15
-    while remaining := [pid for pid in alive if Path("/proc", str(pid)).exists()]:
-        assert time.monotonic() < deadline, f"still there: {remaining}"
-        time.sleep(0.02)
+    wait_until_gone(lambda: {pid for pid in alive if Path("/proc", str(pid)).exists()})
 
 
 def test_groups_of_a_killed_owner_are_swept_at_the_next_start() -> None:
@@ -263,3 +281,69 @@ def test_snapshots_live_in_a_private_folder_that_goes_with_the_pool(
 
     asyncio.run(run())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing_behind() -> None:
+    """A child of bubblewrap that waits for its user map would outlive its parent, and hold up who waits for its log."""
+
+    async def run() -> None:
+        for delay_ms in range(0, 60, 4):
+            pool = NamespacePool(RECIPE)
+            starting = asyncio.create_task(pool.start())
+            await asyncio.sleep(delay_ms / 1000)
+            starting.cancel()
+            await asyncio.wait([starting])
+            async with asyncio.timeout(20):
+                await pool.close()
+
+    before = machines()
+    asyncio.run(run())
+    wait_until_gone(lambda: machines() - before)
+
+
+def test_a_pool_that_is_closed_while_it_starts_again_keeps_no_machine() -> None:
+    async def run() -> None:
+        async with NamespacePool(RECIPE) as pool:
+            assert pool._nest is not None
+            assert pool._nest._process is not None
+            pool._nest._process.kill()
+            while pool._nest.is_alive():
+                await asyncio.sleep(0.001)
+            waiting = asyncio.create_task(pool.acquire({}))
+            await asyncio.sleep(0.02)
+        with pytest.raises(SandboxError):
+            await waiting
+
+    before = machines()
+    asyncio.run(run())
+    wait_until_gone(lambda: machines() - before)
+
+
+def test_who_waits_for_a_sandbox_learns_of_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with NamespacePool(SandboxRecipe(spares=0, nice=0)) as pool:
+            assert pool._nest is not None
+
+            async def broken() -> None:
+                raise RuntimeError("nobody foresaw this")
+
+            monkeypatch.setattr(pool._nest, "spawn", broken)
+            async with asyncio.timeout(20):
+                with pytest.raises(RuntimeError, match="nobody foresaw this"):
+                    await pool.acquire({})
+
+    asyncio.run(run())
+
+
+def test_a_close_that_is_cancelled_loses_no_place() -> None:
+    async def run() -> None:
+        async with NamespacePool(RECIPE, max_running=1) as pool:
+            sandbox = await pool.acquire({})
+            closing = asyncio.create_task(sandbox.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            async with asyncio.timeout(20), box(pool) as other:
+                assert await other.list_files() == ()
+
+    asyncio.run(run())

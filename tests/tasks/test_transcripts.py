@@ -12,7 +12,7 @@ from etude.data.corpus import FILE, FIX, UNTRAINED, Document
 from etude.data.recipe import TranscriptSettings
 from etude.data.render import NanoRenderer
 from etude.data.tokenizer import Tokenizer
-from etude.models.load import SHIPPED
+from etude.models.recipe import SHIPPED
 from etude.tasks.isolation import Prober
 from etude.tasks.transcripts import repair, transcript
 from tasks.repair_tasks import FAULTY, RIGHT, entry

@@ -11,8 +11,9 @@ from etude import frames
 from etude.data.corpus import FILE, FIX, Document, join
 from etude.data.tokenizer import Tokenizer
 from etude.errors import RecipeError, StoreError
-from etude.models.load import SHIPPED, load_model
+from etude.models.load import load_model
 from etude.models.nano import NanoShape
+from etude.models.recipe import SHIPPED
 from etude.train.pretrain import pretrain
 from etude.train.pretrain_recipe import PretrainRecipe, ScheduleSettings, SFTRecipe
 from etude.train.sft import sft

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -25,17 +23,17 @@ from transformers.utils import logging as transformers_logging
 
 from etude.errors import ModelError
 from etude.models.hub import hub_views, moe_layers
+from etude.models.recipe import model_folder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SHIPPED = {"etude-nano": Path(__file__).parent / "etude_nano"}
 
 
 class Model:
     """A network and what Etude knows about it.
 
     >>> model = load_model("etude-nano")
-    >>> model.hub_tensors()["model.layers.0.mlp.experts.3.up_proj.weight"].shape
-    torch.Size([128, 128])
+    >>> model.hub_tensors()["model.layers.0.mlp.up_proj.weight"].shape
+    torch.Size([256, 128])
     """
 
     def __init__(self, network: PreTrainedModel) -> None:
@@ -94,7 +92,7 @@ def load_model(path: str, *, dtype: str = "float32") -> Model:
     """
     if dtype not in DTYPES:
         raise ModelError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(DTYPES)}")
-    folder = _folder(path)
+    folder = model_folder(path)
     config = _config(folder)
     stored = _stored_tensors(folder)
     with _quiet():
@@ -126,29 +124,6 @@ def model_from_config(config: PreTrainedConfig, *, seed: int, dtype: str = "floa
         torch.manual_seed(seed)
         network = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
     return Model(network.eval())
-
-
-def _folder(path: str) -> Path:
-    if path in SHIPPED:
-        folder = SHIPPED[path]
-        if not folder.is_dir():
-            raise ModelError(f"{path} is not in this installation", cause=f"no {folder}", hint="run `make nano`")
-        return folder
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise ModelError(f"{path} is not a folder", hint="give the folder that holds config.json")
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
-        raise ModelError(f"no model at {path}", hint="give a folder with config.json, a hub id, or `etude-nano`")
-    try:
-        return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"]))
-    except (OSError, HFValidationError, ValueError) as error:
-        raise ModelError(
-            f"no model {path}",
-            cause=f"there is no such folder, and the hub did not give it: {_first_line(error)}",
-            hint="give a folder with config.json, a hub id, or `etude-nano`",
-        ) from error
 
 
 def _config(folder: Path) -> PreTrainedConfig:

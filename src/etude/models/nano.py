@@ -1,4 +1,4 @@
-"""The nano's shape: a small mixture of experts in the Qwen3-MoE form of transformers.
+"""The nano's shape: a small Qwen3 of transformers, or with `experts` a small Qwen3-MoE.
 
 `train.pretrain` makes it from random weights; afterwards it is a Hugging Face folder like any other (`models.load`).
 What it does not do: hold weights, or load transformers before `nano_config` is called (recipes name shapes).
@@ -27,11 +27,11 @@ class NanoShape:
     """Attention heads, each with its own keys and values."""
     head_dim: int = 32
     """Width of a head."""
-    experts: int = 8
+    experts: int = 0
     """Experts in each block; 0 makes the blocks dense."""
     top_k: int = 2
     """Experts that a token is sent to. Not used by dense blocks."""
-    intermediate: int = 128
+    intermediate: int = 256
     """Inner width of an expert, or of a dense block."""
     context_tokens: int = 1024
     """Longest window."""

@@ -42,7 +42,7 @@ async def first_words(host: socket.socket) -> tuple[int, dict[str, Any]]:
 
     Errors: EOFError, ConnectionError, ValueError.
     """
-    await _readable(host.fileno())
+    await readable(host.fileno())
     head, ancillary, _, _ = host.recvmsg(HEAD.size, socket.CMSG_SPACE(_UCRED.size))
     if len(head) < HEAD.size:
         raise EOFError("it ended at once")
@@ -54,7 +54,8 @@ async def first_words(host: socket.socket) -> tuple[int, dict[str, Any]]:
     return pid, header
 
 
-async def _readable(handle: int) -> None:
+async def readable(handle: int) -> None:
+    """Wait until there is something to read, or, of a pidfd, until the process has ended."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(handle, readable.set)
@@ -161,7 +162,7 @@ class Channel:
     async def wait_gone(self) -> None:
         """Once, after `kill`: until the kernel has ended process 1 and, before it, all the others."""
         try:
-            await _readable(self._pidfd)
+            await readable(self._pidfd)
             async with self._lock:  # until an interrupted question has let go of the socket
                 self._host.close()
         finally:

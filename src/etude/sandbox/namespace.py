@@ -7,6 +7,7 @@ What it does not do: outlive its first death, keep processes between two runs, s
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -42,7 +43,7 @@ class NamespaceSandbox:
         self._folder = folder
         self._release = release
         self._fresh = fresh
-        self._closed = False
+        self._ending: asyncio.Task[None] | None = None
 
     async def exec(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, env: Mapping[str, str] | None = None
@@ -136,10 +137,12 @@ class NamespaceSandbox:
 
     async def close(self) -> None:
         """Kill everything in it and wait until it is gone. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        self.channel.kill("it was closed")
+        if self._ending is None:
+            self.channel.kill("it was closed")
+            self._ending = asyncio.create_task(self._end())
+        await asyncio.shield(self._ending)  # a caller that is cancelled here takes no place with it
+
+    async def _end(self) -> None:
         await self.channel.wait_gone()
         self._release(self)
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import itertools
 import os
+import signal
 import socket
+import subprocess
 
 from etude.errors import SandboxError
 from etude.sandbox import limits, seccomp, tree
-from etude.sandbox.channel import Channel, first_words, make_socket, send_end
+from etude.sandbox.channel import Channel, first_words, make_socket, readable, send_end
 from etude.sandbox.inside_wire import Config, head_of
 from etude.sandbox.recipe import SandboxRecipe
 
@@ -26,6 +27,8 @@ _NUMBERS = itertools.count()
 """Of sandboxes: names of groups must not meet those of another pool of this process."""
 START_S = 60.0
 """For a start that takes a fraction of a second on an idle machine."""
+_LOG_BYTES = 4096
+"""Of bubblewrap's messages that are read."""
 _BASE_MEMORY = 16 << 20
 """Bytes beside the recipe's, for process 1."""
 _OURS = 1
@@ -39,10 +42,10 @@ class Nest:
         self._recipe = recipe
         self._python = python
         self._groups = groups
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._log = bytearray()
-        self._reading: asyncio.Task[None] | None = None
+        self._log = os.memfd_create("log")
+        self._words = ""
         self._used_groups: collections.deque[limits.Group] = collections.deque()
 
     async def start(self) -> None:
@@ -57,8 +60,7 @@ class Nest:
         self._control.setblocking(False)
         try:
             with theirs:  # closed here as soon as bubblewrap has it: then its end is seen
-                self._process = await self._launch(theirs.fileno())
-            self._reading = asyncio.create_task(self._read_log(self._process))
+                self._process = self._launch(theirs.fileno())
             ready = await self._greet(self._control, rules)
         except BaseException:
             await self.close()
@@ -68,15 +70,16 @@ class Nest:
             words = self._last_words() or "bubblewrap did not answer"
             raise SandboxError("no sandbox can be started", cause=words, hint=hint_for(words))
 
-    async def _launch(self, control: int) -> asyncio.subprocess.Process:
+    def _launch(self, control: int) -> subprocess.Popen[bytes]:
+        """Not asyncio's: who is cancelled there in the middle leaves half a bubblewrap, and nobody knows its pid."""
         nobody = tree.ROOT_RUNS_AS if os.geteuid() == 0 else None
         open_files: list[int] = []
         try:
-            return await asyncio.create_subprocess_exec(
-                *tree.command(self._python, open_files),
+            return subprocess.Popen(
+                tree.command(self._python, open_files),
                 stdin=control,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log,
                 pass_fds=open_files,
                 env={},
                 cwd="/",
@@ -188,11 +191,19 @@ class Nest:
             self._control.close()
             self._control = None
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-        if self._reading is not None:
-            await self._reading
+            # The whole group: a child of bubblewrap that still waits for its user map does not die with its parent yet.
+            process, self._process = self._process, None
+            os.killpg(process.pid, signal.SIGKILL)
+            ended = os.pidfd_open(process.pid)
+            try:
+                await readable(ended)
+                process.wait()
+            finally:
+                os.close(ended)
+        if self._log >= 0:
+            self._words = self._last_words()
+            os.close(self._log)
+            self._log = -1
 
     async def remove_groups(self) -> None:
         """After the last sandbox has ended."""
@@ -202,14 +213,12 @@ class Nest:
                 break
             await asyncio.sleep(0.01)  # the kernel is still ending processes
 
-    async def _read_log(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stderr is not None
-        while data := await process.stderr.read(4096):
-            self._log += data
-            del self._log[:-4096]
-
     def _last_words(self) -> str:
-        return self._log.decode(errors="replace").strip()
+        """What bubblewrap and the nest had to say; of much, the end."""
+        if self._log < 0:
+            return self._words
+        size = os.fstat(self._log).st_size
+        return os.pread(self._log, _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace").strip()
 
 
 def hint_for(words: str) -> str | None:

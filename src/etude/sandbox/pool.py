@@ -146,7 +146,7 @@ class NamespacePool:
         try:
             nest = await self._living_nest()
             channel, group = await nest.spawn()
-        except SandboxError as error:
+        except Exception as error:  # whatever it is: who waits must learn of it
             self._producing -= 1
             if (future := self._next_waiting()) is not None:
                 future.set_exception(error)
@@ -188,6 +188,9 @@ class NamespacePool:
                 groups if isinstance(groups, limits.Cgroups) else None,
             )
             await nest.start()
+            if self._closed:  # meanwhile
+                await nest.close()
+                raise SandboxError("the pool was closed")
             self._nest = nest
             return nest
 
