@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,7 @@ def test_a_machine_without_bubblewrap_is_told_what_to_do(monkeypatch: pytest.Mon
 
 def test_an_ended_process_is_an_error_not_an_answer() -> None:
     with Prober(hash_seed=1) as prober:
+        prober.run([""], [["1"]], lines=10)
         prober.process.kill()
         prober.process.wait()
 
@@ -120,6 +122,18 @@ def test_an_ended_process_is_an_error_not_an_answer() -> None:
 
         with pytest.raises(SandboxError, match="ended"):
             ask()
+
+
+@pytest.mark.parametrize("delay_ms", range(0, 12, 2))
+def test_a_prober_that_is_closed_at_once_leaves_nothing_behind(delay_ms: int) -> None:
+    prober = Prober(hash_seed=1)
+    time.sleep(delay_ms / 1000)
+    prober.close()
+    deadline = time.monotonic() + 10
+    with pytest.raises(ProcessLookupError):  # nobody is left in its group
+        while time.monotonic() < deadline:
+            os.killpg(prober.process.pid, 0)
+            time.sleep(0.01)
 
 
 def test_an_observation_is_a_value() -> None:

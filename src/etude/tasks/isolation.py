@@ -8,8 +8,11 @@ What it does not do: hold a workspace, limit a whole process tree or serve an ag
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -60,7 +63,7 @@ class Prober:
 
     def __init__(self, *, hash_seed: int) -> None:
         self.process = subprocess.Popen(
-            _command(hash_seed), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            _command(hash_seed), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
         )
 
     def __enter__(self) -> Prober:
@@ -95,11 +98,19 @@ class Prober:
 
     def _last_words(self) -> str:
         assert self.process.stderr is not None
-        self.process.kill()
+        self._kill()
         return self.process.stderr.read().decode(errors="replace").strip()[-500:] or f"exit {self.process.wait()}"
 
     def close(self) -> None:
         """End the process and everything in it."""
-        self.process.kill()
-        if self.process.stdout is not None and not self.process.stdout.closed:
-            self.process.communicate()  # closes the pipes, and what was not yet sent is forgotten
+        self._kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # what was not yet sent is forgotten
+                    pipe.close()
+
+    def _kill(self) -> None:
+        """The whole group: a child of bubblewrap that still waits for its user map does not die with its parent yet."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
