@@ -40,7 +40,7 @@ from etude.rl.recipe import BudgetRecipe, RLRecipe
 from etude.rl.replay import ReplayedTrainer, replay
 from etude.rl.rows import BusyClock, step_row
 from etude.rl.run_folder import RunFolder, digest
-from etude.rl.samples import to_samples, versions_of
+from etude.rl.samples import batch_samples, versions_of
 from etude.rl.watchdog import watch
 from etude.types import Batch, Group, Task
 
@@ -166,12 +166,7 @@ class Loop:
             groups = self._take(step)
             batch = Batch(
                 step=step + 1,
-                samples=tuple(
-                    sample
-                    for group in groups
-                    for sample in to_samples(group)
-                    if abs(sample.advantage) > self._recipe.min_advantage
-                ),
+                samples=batch_samples(groups, self._recipe, step),
                 denominator=float(
                     self._recipe.groups_per_step * self._recipe.group_size * self._recipe.tokens_per_episode
                 ),

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from etude.errors import RecipeError
 
+CREDITS = ("group_mean", "shuffled", "rejection")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLRecipe:
@@ -17,6 +19,9 @@ class RLRecipe:
     """Episodes of one task: they share a baseline."""
     min_group: int = 4
     """With fewer survivors of broken machines a group is abandoned."""
+    credit: str = "group_mean"
+    """What an episode's tokens are multiplied with. `group_mean`: its reward minus the mean of its group. For studies:
+    `shuffled`, the same after the batch's rewards were dealt out at random; `rejection`, 1 if it solved its task."""
     min_advantage: float = 0.0
     """Samples whose |advantage| is not above this are not trained on. In a group where all or none solved the task only
     lengths differ: such samples cost as much as others and move next to nothing."""
@@ -51,6 +56,8 @@ class RLRecipe:
             raise RecipeError("rl.max_staleness and rl.infra_retries must not be negative")
         if self.correction not in ("none", "truncated"):
             raise RecipeError(f"rl.correction = {self.correction!r} is unknown", hint="none or truncated")
+        if self.credit not in CREDITS:
+            raise RecipeError(f"rl.credit = {self.credit!r} is unknown", hint=", ".join(CREDITS))
         if self.late not in ("wait", "drop"):
             raise RecipeError(f"rl.late = {self.late!r} is unknown", hint="wait or drop")
         if self.clip < 1:

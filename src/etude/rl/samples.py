@@ -1,4 +1,4 @@
-"""Group -> samples: one sample a context, every one with its episode's advantage.
+"""Group and credit -> samples: one sample a context, every one with its episode's credit as its advantage.
 
 The final reward speaks for every token that the policy sampled in the chain, in whichever context it stands. Nothing
 is retokenised: ids, masks, log-probs, versions and routes are those that the engine recorded.
@@ -6,18 +6,32 @@ is retokenised: ids, masks, log-probs, versions and routes are those that the en
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from etude.errors import RunError
-from etude.rl.advantages import advantages
+from etude.rl.credit import credit
+from etude.rl.recipe import RLRecipe
 from etude.types import Group, Origin, Sample, Version
 
 
-def to_samples(group: Group) -> tuple[Sample, ...]:
-    """Samples of all members' contexts that hold a sampled token.
+def batch_samples(groups: Sequence[Group], recipe: RLRecipe, step: int) -> tuple[Sample, ...]:
+    """What step `step` + 1 trains on: the groups' samples, but those whose advantage is too small to be worth it."""
+    credits = credit(groups, recipe.credit, seed=f"{recipe.seed} {step}")
+    return tuple(
+        sample
+        for group, credited in zip(groups, credits, strict=True)
+        for sample in to_samples(group, credited)
+        if abs(sample.advantage) > recipe.min_advantage
+    )
+
+
+def to_samples(group: Group, credit: Sequence[float]) -> tuple[Sample, ...]:
+    """Samples of all members' contexts that hold a sampled token. credit: one number a member.
 
     Errors: RunError if an episode has no contexts (a foreign endpoint's episode cannot be trained on).
     """
     samples = []
-    for number, (member, advantage) in enumerate(zip(group.members, advantages(group), strict=True)):
+    for number, (member, advantage) in enumerate(zip(group.members, credit, strict=True)):
         if not member.episode.contexts:
             raise RunError(
                 f"episode {member.episode.episode_id} cannot be trained on",
