@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 NEEDED = ("_pytest", "iniconfig", "msgspec", "numpy", "numpy.libs", "packaging", "pluggy", "py.py", "pygments",
           "pyseccomp.py", "pytest", "pytest_timeout.py")  # fmt: skip
 TESTS = ("test_namespace.py", "test_namespace_isolation.py", "test_namespace_limits.py", "test_namespace_files.py",
-         "test_pool.py")  # fmt: skip
+         "test_pool.py", "test_attacks.py")  # fmt: skip
 
 
 @pytest.fixture
