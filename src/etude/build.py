@@ -205,11 +205,45 @@ async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str
         recorder.close()
 
 
-def check_run(run: Path, *, only: str | None = None) -> dict[str, list[str]]:
-    """Problems by check, read from the run's files alone. Errors: RunError for an unknown check."""
+def check_run(run: Path, *, only: str | None = None, replay: bool = False) -> dict[str, list[str]]:
+    """Problems by check, read from the run's files alone. `replay` trains every batch again.
+
+    Errors: RunError for an unknown check.
+    """
     from etude.rl.audit import audit_run
 
-    return audit_run(run, store_url(run), only=only)
+    problems = audit_run(run, store_url(run), only=only)
+    return problems | {"replay": _retrain(run)} if replay else problems
+
+
+def _retrain(run: Path) -> list[str]:
+    import torch
+
+    from etude.metrics import progress
+    from etude.models.load import load_model
+    from etude.rl.retrain import retrain
+    from etude.rl.run_folder import RunFolder
+    from etude.train.losses import Correction
+    from etude.train.step import Trainer
+    from etude.weights.manifests import read_manifest
+    from etude.weights.store import open_store
+    from etude.weights.subscribe import fetch
+
+    stage, folder = saved_recipe(run), RunFolder.open(run)
+    if folder.phase not in ("after", "done"):
+        raise RunError(f"{run} is not trained to its end", hint=f"go on: etude runs resume {run.name}")
+    torch.set_num_threads(stage.train.threads)
+    trainer = Trainer(
+        load_model(stage.model.path), stage.train, publish_dtype=stage.weights.publish_dtype,
+        correction=Correction(kind=stage.rl.correction, clip=stage.rl.clip),
+    )  # fmt: skip
+    store = open_store(stage.weights.url(run))
+    published = fetch(store, read_manifest(store, *folder.info()["end_version"]))
+    with progress("train again", total=folder.info()["steps"]) as bar:
+        return retrain(
+            folder, trainer, published=published, progress=lambda done, total: bar.advance(),
+            weights=lambda: {name: stored.array for name, stored in trainer.masters.published().items()},
+        )  # fmt: skip
 
 
 # Other commands

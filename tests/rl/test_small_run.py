@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -38,6 +39,21 @@ def test_the_run_keeps_its_invariants(run: Path) -> None:
     assert etude("check", "small", cwd=run.parents[1]).returncode == 0
 
 
+def test_its_weights_are_those_of_its_batches_bit_for_bit(run: Path, tmp_path: Path) -> None:
+    assert etude("check", "small", "--replay", cwd=run.parents[1]).returncode == 0
+    shutil.copytree(run, tmp_path / "runs" / "small", ignore=shutil.ignore_patterns("weights"))
+    recipe = tmp_path / "runs" / "small" / "recipe.toml"
+    changed = (
+        recipe.read_text()
+        .replace("file://{run}/weights", f"file://{run}/weights")
+        .replace("lr = 0.0002", "lr = 0.00021")
+    )
+    recipe.write_text(changed)
+    refused = etude("check", "small", "--replay", "--json", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "are not those of its batches" in json.loads(refused.stdout)["replay"][0]
+
+
 def test_it_is_measured_on_the_way(run: Path) -> None:
     rows = [row["row"] for row in read_rows(run / "metrics.jsonl") if row["kind"] == "eval"]
     assert [(row["when"], row["step"]) for row in rows] == [("before", 0), ("control", 0), ("step-2", 2), ("after", 4)]
@@ -64,8 +80,6 @@ def test_trainer_and_engine_agree_on_fresh_tokens(run: Path) -> None:
 
 
 def test_a_damaged_batch_is_found(run: Path, tmp_path: Path) -> None:
-    import shutil
-
     copy = tmp_path / "small"
     shutil.copytree(run, copy)
     path = copy / "batches" / "000002.mp"

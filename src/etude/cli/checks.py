@@ -14,12 +14,15 @@ def check(
     run: RunName,
     runs: Runs = RUNS,
     only: Annotated[str | None, typer.Option("--only", help="One check: ledger, batches, weights, staleness.")] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Also train every batch again: the last version must come out bit for bit.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Prove from the files alone that nothing was lost or trained twice, and that every version is whole."""
     from etude.build import check_run
 
-    problems = check_run(find_run(run, runs), only=only)
+    problems = check_run(find_run(run, runs), only=only, replay=replay)
     if as_json:
         print(json.dumps(problems))
     for name, found in problems.items():

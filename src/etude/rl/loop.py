@@ -269,4 +269,9 @@ class Loop:
             seconds = time.monotonic() - oldest[1].since
             ready_of = f"{ready} of {self._recipe.groups_per_step} groups are ready"
             return f"group {oldest[0][:8]}, running for {seconds:.0f} s ({ready_of})"
-        return "the engine's first version" if self._watch.step is None else "admission"
+        served, trained = self._watch.step, self._trainer.step
+        if served is None:
+            return "the engine's first version"
+        if served < trained:
+            return f"the weight store or the engine: step {trained} is trained, step {served} is served"
+        return "admission"

@@ -1,0 +1,162 @@
+"""A run that everything happens to: kills, a disk that fills up, a folder that turns read-only, a store that stalls."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos import Chaos, campaign
+from etude.build import check_run
+from etude.metrics import read_rows
+from rl.small_run import command, run_to_the_end, write_small_recipe
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+STEPS = 12
+
+
+def test_twenty_kills_cost_nothing(tmp_path: Path) -> None:
+    assert sum(campaign(tmp_path, kills=20).values()) == 20
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of its own, 300 MB large."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", folder], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted: {done.stderr}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def start(recipe: Path, runs: Path, *overrides: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(recipe, runs, *overrides), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def steps_of(run: Path) -> int:
+    """Optimizer steps that the run has recorded."""
+    with contextlib.suppress(OSError):
+        return max((row["row"]["step"] for row in read_rows(run / "metrics.jsonl") if row["kind"] == "step"), default=0)
+    return 0
+
+
+def wait_until(happened: Callable[[], bool], *, timeout_s: float = 180.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_full_disk_ends_the_run_with_its_name_and_nothing_is_lost(tmp_path: Path, mounted: Path) -> None:
+    recipe, run = write_small_recipe(tmp_path, steps=STEPS), mounted / "small"
+    process = start(recipe, mounted)
+    wait_until(lambda: steps_of(run) >= 2)
+    with contextlib.suppress(OSError), (mounted / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(1 << 20))
+    _, words = process.communicate(timeout=240)
+    assert process.returncode == 1, words[-2000:]
+    assert "No space left" in words.replace("\n", " ")
+    (mounted / "filler").unlink()
+    run_to_the_end(recipe, mounted)
+    assert not any(check_run(run).values())
+    assert json.loads((run / "result.json").read_text())["steps"] == STEPS
+
+
+def test_a_folder_that_turns_read_only_ends_the_run_and_nothing_is_lost(tmp_path: Path, mounted: Path) -> None:
+    seen = tmp_path / "seen"  # the same files by another mount, which can be sealed while they are open
+    seen.mkdir()
+    subprocess.run(["mount", "--bind", mounted, seen], check=True)
+    recipe, run = write_small_recipe(tmp_path, steps=STEPS), seen / "small"
+    try:
+        process = start(recipe, seen)
+        wait_until(lambda: steps_of(run) >= 2)
+        subprocess.run(["mount", "-o", "remount,ro,bind", seen], check=True)
+        _, words = process.communicate(timeout=240)
+        assert process.returncode == 1, words[-2000:]
+        assert "Read-only file system" in words.replace("\n", " ")
+        again = subprocess.run(command(recipe, seen), capture_output=True, text=True, timeout=120)
+        assert again.returncode == 1
+        assert "Traceback" not in again.stderr
+        subprocess.run(["mount", "-o", "remount,rw,bind", seen], check=True)
+        run_to_the_end(recipe, seen)
+        assert not any(check_run(run).values())
+        assert json.loads((run / "result.json").read_text())["steps"] == STEPS
+    finally:
+        subprocess.run(["umount", "--lazy", seen], check=True)
+
+
+SERVER = """
+import sys
+from weights.fake_s3 import fake_s3
+with fake_s3(conditional=True) as (endpoint, _):
+    print(endpoint, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def bucket() -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """A bucket's process, and the environment that leads to it."""
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert server.stdout is not None
+    environment = {
+        "AWS_ENDPOINT_URL": server.stdout.readline().strip(), "AWS_ACCESS_KEY_ID": "test", "AWS_REGION": "us-east-1",
+        "AWS_SECRET_ACCESS_KEY": "testsecret", "AWS_ALLOW_HTTP": "true",
+    }  # fmt: skip
+    try:
+        yield server, environment
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_a_store_that_stalls_is_named_and_waited_for(
+    tmp_path: Path, bucket: tuple[subprocess.Popen[str], dict[str, str]]
+) -> None:
+    server, environment = bucket
+    recipe, runs = write_small_recipe(tmp_path, steps=STEPS), tmp_path / "runs"
+    process = start(recipe, runs, "weights.store=s3://bucket/weights", "budget.wall_s=600", **environment)
+    wait_until(lambda: steps_of(runs / "small") >= 2)
+    server.send_signal(signal.SIGSTOP)
+    try:
+        time.sleep(75)  # the watchdog speaks after a minute
+    finally:
+        server.send_signal(signal.SIGCONT)
+    _, words = process.communicate(timeout=400)
+    assert process.returncode == 0, words[-2000:]
+    waits = [
+        row["row"]["waiting_for"] for row in read_rows(runs / "small" / "metrics.jsonl") if row["kind"] == "watchdog"
+    ]
+    assert any("the weight store" in wait for wait in waits), waits
+
+
+def test_a_chaotic_run_that_lost_a_batch_is_found_out(tmp_path: Path) -> None:
+    """What the proof is worth: one batch less, and it fails."""
+    chaos = Chaos(tmp_path, steps=3)
+    chaos.finish()
+    chaos.prove()
+    (chaos.run / "batches" / "000002.mp").unlink()
+    with pytest.raises(AssertionError):
+        chaos.prove()
