@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import torch
-from transformers import DeepseekV3Config, LlamaConfig, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    DeepseekV3Config,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from etude.models.load import Model, model_from_config
 
@@ -19,16 +26,20 @@ COMMON = {
 }
 MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2, "num_hidden_layers": 3}
 FAMILIES = ("llama", "qwen3", "qwen3_moe")
+"""With a fast path of their own."""
+ALL = (*FAMILIES, "deepseek_v3")
 
 
 def tiny_config(family: str, **changes: object) -> PreTrainedConfig:
-    """A config of `family` (llama, qwen3, qwen3_moe, deepseek_v3) a few tens of thousands of parameters large."""
+    """A config of `family` (one of ALL, or mixtral) a few tens of thousands of parameters large."""
     if family == "llama":
         return LlamaConfig(**{**COMMON, **changes})
     if family == "qwen3":
         return Qwen3Config(**{**COMMON, "head_dim": 8, "tie_word_embeddings": True, **changes})
     if family == "qwen3_moe":
         return Qwen3MoeConfig(**{**COMMON, **MOE, "head_dim": 8, "num_experts": 4, "norm_topk_prob": True, **changes})
+    if family == "mixtral":
+        return MixtralConfig(**{**COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, **changes})
     latent = {
         "q_lora_rank": 16,
         "kv_lora_rank": 16,

@@ -10,7 +10,7 @@ import pytest
 from engine_driver import Reply, ask, reply, serving, teacher_forced, whole
 from etude.inference.torch_engine import TorchEngine
 from etude.models.load import Model, load_model
-from tiny import FAMILIES, random_ids, tiny_model
+from tiny import ALL, random_ids, tiny_model
 
 TOLERANCE = 1e-4
 
@@ -29,7 +29,7 @@ def worst_difference(plain: Model, got: Reply) -> float:
     return float(np.abs(expected - got.logprobs).max())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_engine_and_trainer_agree(family: str) -> None:
     async def run() -> list[Reply]:
         async with serving(tiny_model(family), max_concurrent=6) as engine:
@@ -41,7 +41,7 @@ def test_engine_and_trainer_agree(family: str) -> None:
         assert worst_difference(plain, got) < TOLERANCE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_they_agree_over_turns_shared_prefixes_and_temperatures(family: str) -> None:
     prompt = random_ids(80).numpy().astype(np.int32)
 
@@ -89,7 +89,7 @@ def test_log_probs_are_those_at_the_sampling_temperature() -> None:
     assert np.abs(expected.numpy() - got.logprobs).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_a_batch_of_one_and_a_batch_of_many_agree(family: str) -> None:
     texts = prompts(32)
 

@@ -10,7 +10,7 @@ import pytest
 from engine_driver import Reply, ask, reply, serving
 from etude.errors import RequestError
 from etude.inference.torch_engine import TorchEngine
-from tiny import FAMILIES, random_ids, tiny_model
+from tiny import ALL, random_ids, tiny_model
 
 
 def text(count: int, seed: int = 0) -> np.ndarray:
@@ -22,7 +22,7 @@ async def until_idle(engine: TorchEngine) -> None:
         await asyncio.sleep(0.005)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_a_next_turn_from_kept_kv_equals_a_full_recomputation(family: str) -> None:
     async def turns(kv_reuse: str) -> list[Reply]:
         async with serving(tiny_model(family), kv_reuse=kv_reuse) as engine:

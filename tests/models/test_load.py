@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from etude.errors import ModelError
 from etude.models.load import Model, load_model, model_from_config
-from tiny import FAMILIES, random_ids, tiny_config, tiny_model
+from tiny import ALL, random_ids, tiny_config, tiny_model
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "deepseek_v3"])
+@pytest.mark.parametrize("family", ALL)
 def test_save_and_load_is_bitwise_equal_and_hub_names_are_those_of_the_file(family: str, tmp_path: Path) -> None:
     model = tiny_model(family)
     model.network.save_pretrained(tmp_path)

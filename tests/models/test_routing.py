@@ -17,9 +17,9 @@ def forward(model: Model, ids: torch.Tensor) -> torch.Tensor:
     return model.network(ids[None], use_cache=False).logits[0]
 
 
-@pytest.fixture
-def model() -> Model:
-    return tiny_model("qwen3_moe")
+@pytest.fixture(params=["qwen3_moe", "deepseek_v3"])
+def model(request: pytest.FixtureRequest) -> Model:
+    return tiny_model(request.param)
 
 
 @pytest.fixture
@@ -40,8 +40,9 @@ def test_captured_routes_are_the_top_k_of_the_router(model: Model, ids: torch.Te
     with torch.no_grad(), capture(model) as routes:
         forward(model, ids)
     handle.remove()
-    assert routes.experts().shape == (TOKENS, 3, 2)
-    assert torch.equal(routes.experts()[:, 1], logits[0].topk(2).indices)
+    assert routes.experts().shape == (TOKENS, model.num_moe_layers, 2)
+    own = logits[0].topk(2).indices  # the correction bias of DeepSeek-V3 is 0 here, and there is one group
+    assert torch.equal(routes.experts()[:, 1].sort().values, own.sort().values)
 
 
 def test_each_forward_is_captured_apart(model: Model, ids: torch.Tensor) -> None:
@@ -89,7 +90,7 @@ def test_gate_values_follow_the_family_formula_on_the_forced_set(ids: torch.Tens
 
 
 def test_rows_that_are_not_valid_use_the_own_choice(model: Model, ids: torch.Tensor) -> None:
-    forced = torch.full((TOKENS, 3, 2), -1)
+    forced = torch.full((TOKENS, model.num_moe_layers, 2), -1)
     forced[:4] = other_experts(model, ids)[:4]
     valid = torch.arange(TOKENS) < 4
     with torch.no_grad(), replay(model, forced, valid), capture(model) as routes:
@@ -121,7 +122,7 @@ def test_hooks_are_gone_after_the_block(model: Model, ids: torch.Tensor) -> None
 def test_routes_that_do_not_fit_are_refused(model: Model, ids: torch.Tensor, damage: str) -> None:
     experts, valid = other_experts(model, ids), torch.ones(TOKENS, dtype=torch.bool)
     if damage == "shape":
-        experts = experts[:, :2]
+        experts = experts[:, :1]
     elif damage == "range":
         experts[3, 0, 0] = model.num_experts
     elif damage == "twice":
@@ -133,7 +134,7 @@ def test_routes_that_do_not_fit_are_refused(model: Model, ids: torch.Tensor, dam
 
 
 def test_another_mixture_is_refused_by_name(ids: torch.Tensor) -> None:
-    with pytest.raises(ModelError, match="deepseek_v3"), capture(tiny_model("deepseek_v3")):
+    with pytest.raises(ModelError, match="mixtral"), capture(tiny_model("mixtral")):
         pass
 
 

@@ -46,7 +46,7 @@ def test_its_weights_are_those_of_its_batches_bit_for_bit(run: Path, tmp_path: P
     changed = (
         recipe.read_text()
         .replace("file://{run}/weights", f"file://{run}/weights")
-        .replace("lr = 0.0002", "lr = 0.00021")
+        .replace("lr = 0.00012", "lr = 0.00013")
     )
     recipe.write_text(changed)
     refused = etude("check", "small", "--replay", "--json", cwd=tmp_path)

@@ -13,7 +13,7 @@ from etude.train import fast as fast_module
 from etude.train import forward as module
 from etude.train.forward import PackedForward, blocks
 from etude.types import Batch
-from tiny import COMMON, FAMILIES, tiny_model
+from tiny import ALL, COMMON, FAMILIES, tiny_model
 from train.batches import make_batch
 
 
@@ -50,9 +50,10 @@ def packed_gradient(
     return total.detach(), dict(zip(names, torch.autograd.grad(total, parameters), strict=True))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("query_block", "chunk_rows"), [(128, 512), (3, 2)])
-@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(
+    ("family", "fast"), [(family, fast) for family in ALL for fast in (True, False) if family in FAMILIES or not fast]
+)
 def test_a_packed_and_shared_forward_gives_the_gradient_of_separate_rows(
     family: str, fast: bool, query_block: int, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

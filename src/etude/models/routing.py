@@ -4,7 +4,8 @@ The engine captures routes while it samples; the trainer replays them, so that b
 (docs/semantics.md, routes). A replayed router keeps its own logits: gate values follow the family's formula on the
 forced set, so gradients reach the router.
 
-Supported: the Qwen3-MoE family. Another mixture of experts is refused by name; a dense model has no routes.
+Supported: Qwen3-MoE, and DeepSeek-V3 with what maps to it (Kimi-K2). Another mixture of experts is
+refused by name; a dense model has no routes.
 
 What it does not do: repair implausible routes, or decide which positions are trusted (`valid` says).
 """
@@ -16,39 +17,46 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from etude.errors import ModelError
 from etude.models.hub import moe_layers
 from etude.models.load import Model
 
+Router = Qwen3MoeTopKRouter | DeepseekV3TopkRouter
 RouterOutput = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(logits [tokens, experts], gate values [tokens, top_k], chosen [tokens, top_k])."""
 
 
-def routers(model: Model) -> list[Qwen3MoeTopKRouter]:
+def routers(model: Model) -> list[Router]:
     """The routers in order of depth; empty for a dense model. Errors: ModelError for an unsupported family."""
-    found: list[Qwen3MoeTopKRouter] = []
+    found: list[Router] = []
     for name in moe_layers(model.network):
         block = model.network.get_submodule(name)
         router = getattr(block, "gate", None)
-        if not isinstance(router, Qwen3MoeTopKRouter):
+        if not isinstance(router, Router):
             raise ModelError(
                 f"routes of {model.family!r} models are not supported",
                 cause=f"{name} routes with {type(router).__name__}",
-                hint="use a Qwen3-MoE or a dense model (docs/support.md lists the families)",
+                hint="use a Qwen3-MoE, DeepSeek-V3 or dense model (docs/support.md lists the families)",
             )
         found.append(router)
     return found
 
 
-def gate_values(router: Qwen3MoeTopKRouter, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def gate_values(router: Router, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """What the family's formula gives for a set of experts.
 
-    logits: [tokens, experts]; chosen and the result: [tokens, top_k].
-    As in transformers' Qwen3MoeTopKRouter.forward: softmax over all experts in fp32, then renormalised over the set if
-    `norm_topk_prob`.
+    logits: [tokens, experts]; chosen and the result: [tokens, top_k]. As in transformers: Qwen3-MoE takes a softmax
+    over all experts in fp32, DeepSeek-V3 a sigmoid of each (the correction bias only chooses); both are renormalised
+    over the set if `norm_topk_prob`, and DeepSeek-V3 scales the result.
     """
+    if isinstance(router, DeepseekV3TopkRouter):
+        values = logits.sigmoid().gather(-1, chosen)
+        if router.norm_topk_prob:
+            values = values / (values.sum(dim=-1, keepdim=True) + 1e-20)
+        return values * router.routed_scaling_factor
     values = torch.softmax(logits, dim=-1, dtype=torch.float32).gather(-1, chosen)
     if router.norm_topk_prob:
         values = values / values.sum(dim=-1, keepdim=True)
@@ -116,7 +124,7 @@ def replay(model: Model, experts: torch.Tensor, valid: torch.Tensor) -> Iterator
             if len(forced) != len(own):
                 raise ModelError("the routes do not fit the input", cause=f"{len(forced)} rows for {len(own)} tokens")
             chosen = torch.where(valid[:, None], forced, own)
-            assert isinstance(router, Qwen3MoeTopKRouter)
+            assert isinstance(router, Router)
             return logits, gate_values(router, logits, chosen), chosen
 
         handles.append(router.register_forward_hook(hook))
