@@ -217,8 +217,6 @@ def check_run(run: Path, *, only: str | None = None, replay: bool = False) -> di
 
 
 def _retrain(run: Path) -> list[str]:
-    import torch
-
     from etude.metrics import progress
     from etude.models.load import load_model
     from etude.rl.retrain import retrain
@@ -232,7 +230,6 @@ def _retrain(run: Path) -> list[str]:
     stage, folder = saved_recipe(run), RunFolder.open(run)
     if folder.phase not in ("after", "done"):
         raise RunError(f"{run} is not trained to its end", hint=f"go on: etude runs resume {run.name}")
-    torch.set_num_threads(stage.train.threads)
     trainer = Trainer(
         load_model(stage.model.path), stage.train, publish_dtype=stage.weights.publish_dtype,
         correction=Correction(kind=stage.rl.correction, clip=stage.rl.clip),

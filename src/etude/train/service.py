@@ -54,7 +54,6 @@ def open_trainer(
     Errors: ModelError for a model that cannot be trained or is not the checkpoint's; RunError, StoreError for a damaged
     run; LostRaceError if another trainer starts at the same time and later.
     """
-    torch.set_num_threads(recipe.threads)
     trainer = Trainer(
         model, recipe, publish_dtype=weights.publish_dtype, correction=correction, temperature=temperature
     )

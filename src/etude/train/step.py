@@ -65,6 +65,7 @@ class Trainer:
         temperature: float = 1.0,
     ) -> None:
         """Errors: ModelError for a model that cannot be trained."""
+        torch.set_num_threads(recipe.threads)  # results depend on it
         self.model = model
         self.step = 0
         self.masters = Masters(model, recipe, publish_dtype)
