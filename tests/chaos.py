@@ -1,7 +1,7 @@
 """Kill -9, again and again: half at named points of the protocols, half at random times, whatever lives then.
 
     python tests/chaos.py --kills 200                     # an hour; prints what was killed, and the proof
-    pytest -m slow tests/test_chaos.py                    # twenty kills, full disk, read-only, stalled store
+    pytest -m slow tests/test_chaos.py                    # twenty kills, a full disk, a stalled store
 
 A small real run is started by its command. Its orchestrator, trainer, engine and sandboxes are killed in turn; whenever
 the orchestrator is gone the same command is given again. After the last kill the run goes to its end, and then the
@@ -35,7 +35,7 @@ from etude.rl.ledger import Ledger
 from rl.small_run import command, write_small_recipe
 
 VICTIMS = ("orchestrator", "trainer", "engine", "sandbox")
-STEPS = 40
+STEPS = 30
 POINT_WAIT_S = 40.0
 """Longest wait for a named point before the next plan."""
 

@@ -44,7 +44,7 @@ def write_small_tasks(folder: Path, *, train: int = 60, heldout: int = 8) -> Pat
 
 def write_small_recipe(folder: Path, *, steps: int = 6, model: str = "etude-nano") -> Path:
     """Everything as in the quickstart, only less of it."""
-    tasks = write_small_tasks(folder)
+    tasks = write_small_tasks(folder, train=max(60, 4 * steps))
     path = folder / "small.toml"
     path.write_text(
         f"""

@@ -1,4 +1,7 @@
-"""kill -9 of every process at named points: the same command goes on, and nothing is lost. Many kills: chaos.py."""
+"""kill -9 of every process at named points: the same command goes on, and nothing is lost.
+
+By hand, a minute a point; `.ci/run` has the twenty kills of test_chaos.py.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +37,10 @@ def prove_sound(run: Path) -> None:
     assert json.loads((run / "result.json").read_text())["steps"] == STEPS
 
 
-IN_CI = ("batch-written", "trained", "swap-staged")
-"""One of each kind of process; the others are of the campaign, `pytest -m campaign tests/rl/test_kill.py`."""
-
-
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "point", [pytest.param(point, marks=[] if point in IN_CI else pytest.mark.campaign) for point in POINTS]
-)
+@pytest.mark.parametrize("point", POINTS)
 def test_a_process_killed_at_a_named_point_costs_nothing(point: str, tmp_path: Path) -> None:
     recipe, runs, plan = write_small_recipe(tmp_path, steps=STEPS), tmp_path / "runs", tmp_path / "kill"
     plan.write_text(f"{point} 2")

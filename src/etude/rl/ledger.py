@@ -18,6 +18,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from etude.errors import RunError
 from etude.types import FORMAT, Version
@@ -56,12 +57,24 @@ class BatchRow:
     digest: str
 
 
+class _Database(sqlite3.Connection):
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        """Errors: RunError where the disk is full, or the file cannot be written."""
+        try:
+            return super().execute(*args)
+        except sqlite3.OperationalError as error:
+            raise RunError(
+                "the run's ledger cannot be written", cause=str(error),
+                hint="free space on its disk, or make it writable; the same command goes on",
+            ) from error  # fmt: skip
+
+
 class Ledger:
     """Opened by the one process that holds the run's lock."""
 
     def __init__(self, path: Path) -> None:
         try:
-            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db = sqlite3.connect(path, isolation_level=None, factory=_Database)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
