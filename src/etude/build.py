@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude import config
-from etude.errors import RecipeError, RunError
+from etude.errors import RecipeError, RunError, StoreError
 
 if TYPE_CHECKING:
     from etude.frames import Handler
@@ -125,8 +126,16 @@ async def _engine(
         reader = Subscriber(store, holder=f"{run.name}-{role}", poll_s=stage.weights.poll_s)
 
         async def follow() -> None:
-            async for manifest in reader.manifests():
-                await engine.load(manifest)
+            served = None
+            while True:
+                try:
+                    async for manifest in reader.manifests():
+                        await engine.load(manifest)
+                        served = manifest.version
+                except StoreError as error:  # it serves what it has until the store answers again
+                    print(f"the weight store fails: {error}", file=sys.stderr, flush=True)
+                    reader.resume(served)
+                    await asyncio.sleep(stage.weights.poll_s)
 
         following = asyncio.create_task(follow())
         stack.callback(following.cancel)

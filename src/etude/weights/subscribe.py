@@ -123,6 +123,10 @@ class Subscriber:
             else:
                 await asyncio.sleep(self._poll_s)
 
+    def resume(self, version: Version | None) -> None:
+        """Take `version` as the one that this reader has: after a fetch that failed, what came later comes again."""
+        self._current = version
+
     def poll(self) -> Manifest | None:
         """The newest version if it is not the one that this reader has; None otherwise."""
         found = self._newest()
