@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 STEPS = 12
 
 
+@pytest.mark.campaign
 def test_twenty_kills_cost_nothing(tmp_path: Path) -> None:
     assert sum(campaign(tmp_path, kills=20).values()) == 20
 
