@@ -1,6 +1,7 @@
 # quickstart  learn to repair real code here, in minutes: sets up .venv first, resumes an unfinished run
 # test        all tests but the slow ones        check  lint, layers, types, architecture
-# bench       every benchmark, into bench-results/        nano  make the shipped model anew (hours; resumable)
+# bench       benchmarks, into bench-results/; TRL=PYTHON VLLM=PYTHON name the peers' own
+#             nano  make the shipped model anew (hours; resumable)
 #
 # PYTHON=python3.12 chooses the interpreter for .venv; pip's own variables (PIP_INDEX_URL, ...) are honoured.
 # ARGS="rl.seed=1 eval.k=2" gives the quickstart other dials.
@@ -29,9 +30,9 @@ check: $(READY)
 
 bench: $(READY)
 	@mkdir -p bench-results
-	@for file in benchmarks/*.py; do \
-		echo "$$file"; $(VENV)/bin/python "$$file" --json "bench-results/$$(basename "$$file" .py).json" || exit 1; \
-	done
+	$(VENV)/bin/python benchmarks/sandbox.py --json bench-results/sandbox.json
+	$(VENV)/bin/python benchmarks/engine.py --json bench-results/engine.json $(if $(VLLM),--vllm $(VLLM))
+	$(if $(TRL),$(VENV)/bin/python benchmarks/rl_step.py --json bench-results/rl_step.json --trl $(TRL))
 
 nano: $(READY)
 	$(VENV)/bin/etude tasks functions

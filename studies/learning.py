@@ -2,7 +2,7 @@
 
     python studies/learning.py                          # all arms without a result: hours; Ctrl-C, and go on later
     python studies/learning.py --arms shuffled lr-0     # some of them
-    python studies/learning.py --table                  # only the table and the picture of what is there
+    python studies/learning.py --table                  # only the table of what is there
     python studies/learning.py --smoke                  # every arm for seconds: that the study runs, not what it says
 
     long            30 minutes, asynchronous                            async        10 minutes of the same

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from etude.rl.stage import RLStage
     from etude.train.pretrain_recipe import PretrainRecipe, SFTRecipe
 
+_STORE_RETRY_S = 1.0
+"""Between two tries of a weight store that fails; each failure is a line in the engine's log."""
+
 
 def stages() -> dict[str, type[Any]]:
     """The stages that a recipe can name."""
@@ -135,7 +138,7 @@ async def _engine(
                 except StoreError as error:  # it serves what it has until the store answers again
                     print(f"the weight store fails: {error}", file=sys.stderr, flush=True)
                     reader.resume(served)
-                    await asyncio.sleep(stage.weights.poll_s)
+                    await asyncio.sleep(_STORE_RETRY_S)
 
         following = asyncio.create_task(follow())
         stack.callback(following.cancel)

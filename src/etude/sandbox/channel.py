@@ -57,10 +57,10 @@ async def first_words(host: socket.socket) -> tuple[int, dict[str, Any]]:
 async def readable(handle: int) -> None:
     """Wait until there is something to read, or, of a pidfd, until the process has ended."""
     loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(handle, readable.set)
+    happened = asyncio.Event()
+    loop.add_reader(handle, happened.set)
     try:
-        await readable.wait()
+        await happened.wait()
     finally:
         loop.remove_reader(handle)
 

@@ -44,7 +44,7 @@ class Nest:
         self._groups = groups
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._log = os.memfd_create("log")
+        self._log = -1
         self._words = ""
         self._used_groups: collections.deque[limits.Group] = collections.deque()
 
@@ -56,6 +56,7 @@ class Nest:
             raise SandboxError(
                 "no sandbox can be started", cause=f"no system-call filter: {error}", hint=seccomp.HINT
             ) from error
+        self._log = os.memfd_create("log")
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
         try:
