@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import (
     DeepseekV3Config,
+    Kimi_K25Config,
     LlamaConfig,
     MixtralConfig,
     PreTrainedConfig,
@@ -27,7 +28,7 @@ COMMON = {
 MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2, "num_hidden_layers": 3}
 FAMILIES = ("llama", "qwen3", "qwen3_moe")
 """With a fast path of their own."""
-ALL = (*FAMILIES, "deepseek_v3")
+ALL = (*FAMILIES, "deepseek_v3", "kimi_k25")
 
 
 def tiny_config(family: str, **changes: object) -> PreTrainedConfig:
@@ -49,7 +50,11 @@ def tiny_config(family: str, **changes: object) -> PreTrainedConfig:
         "num_key_value_heads": 4,
     }
     groups = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
-    return DeepseekV3Config(**{**COMMON, **MOE, **latent, **groups, **changes})
+    text = DeepseekV3Config(**{**COMMON, **MOE, **latent, **groups, **changes})
+    if family == "deepseek_v3":
+        return text
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return Kimi_K25Config(text_config=text, vision_config=vision, projection_hidden_size=16, tie_word_embeddings=False)
 
 
 def tiny_model(family: str, *, seed: int = 0, dtype: str = "float32", **changes: object) -> Model:

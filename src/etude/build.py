@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude import config
-from etude.errors import RecipeError, RunError, StoreError
+from etude.errors import EtudeError, RecipeError, RunError
 
 if TYPE_CHECKING:
     from etude.frames import Handler
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from etude.rl.stage import RLStage
     from etude.train.pretrain_recipe import PretrainRecipe, SFTRecipe
 
-_STORE_RETRY_S = 1.0
+_RETRY_S = 1.0
 """Between two tries of a weight store that fails; each failure is a line in the engine's log."""
 
 
@@ -135,10 +135,10 @@ async def _engine(
                     async for manifest in reader.manifests():
                         await engine.load(manifest)
                         served = manifest.version
-                except StoreError as error:  # it serves what it has until the store answers again
-                    print(f"the weight store fails: {error}", file=sys.stderr, flush=True)
+                except EtudeError as error:  # it serves what it has until the store answers, or a newer version loads
+                    print(f"no newer version can be loaded: {error}", file=sys.stderr, flush=True)
                     reader.resume(served)
-                    await asyncio.sleep(_STORE_RETRY_S)
+                    await asyncio.sleep(_RETRY_S)
 
         following = asyncio.create_task(follow())
         stack.callback(following.cancel)

@@ -22,9 +22,10 @@ from etude.errors import ModelError
 _FUSED = re.compile(r"^(?P<experts>.*\.mlp\.experts)\.(?P<kind>gate_up_proj|down_proj)$")
 
 
-def hub_views(network: PreTrainedModel) -> dict[str, torch.Tensor]:
+def hub_views(network: PreTrainedModel, prefix: str = "") -> dict[str, torch.Tensor]:
     """Hub name -> view of the network's memory, in the order of the network's own state.
 
+    prefix: what the names begin with, where the network is one part of its checkpoint.
     Tied weights appear once, under the name of the tensor that the others follow. Non-persistent buffers are no part of
     a version. Errors: ModelError for a family whose hub layout is not known here.
     """
@@ -41,8 +42,8 @@ def hub_views(network: PreTrainedModel) -> dict[str, torch.Tensor]:
                 gate, up = matrix.chunk(2, dim=0)
                 views[f"{fused['experts']}.{expert}.gate_proj.weight"] = gate
                 views[f"{fused['experts']}.{expert}.up_proj.weight"] = up
-    _check_against_transformers(network, views)
-    return views
+    _check_against_transformers(network, views, prefix)
+    return {prefix + name: view for name, view in views.items()}
 
 
 def _owned_state(network: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -51,13 +52,17 @@ def _owned_state(network: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in network.state_dict().items() if name not in followers}
 
 
-def _check_against_transformers(network: PreTrainedModel, views: dict[str, torch.Tensor]) -> None:
-    """transformers knows how it would save this family; on the meta device that costs nothing to ask."""
+def _check_against_transformers(network: PreTrainedModel, views: dict[str, torch.Tensor], prefix: str) -> None:
+    """transformers knows how it would save this family; on the meta device that costs nothing to ask.
+
+    A part remembers its prefix if it was loaded, and has none if it is new.
+    """
     hollow = {
         name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         for name, tensor in _owned_state(network).items()
     }
-    saved = {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(network, hollow).items()}
+    reverted = revert_weight_conversion(network, hollow)
+    saved = {name.removeprefix(prefix): tuple(tensor.shape) for name, tensor in reverted.items()}
     ours = {name: tuple(tensor.shape) for name, tensor in views.items()}
     if saved != ours:
         odd = sorted(saved.items() ^ ours.items())[0][0]

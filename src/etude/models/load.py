@@ -10,8 +10,10 @@ What it does not do: run code that a checkpoint brings along, dequantize, or tok
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,19 @@ from etude.models.recipe import model_folder
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Where a checkpoint of images and text keeps its language model; its other parts are left out."""
+
+    prefix: str
+    others: tuple[str, ...]
+
+
+TEXT_PARTS = {"kimi_k25": TextPart(prefix="language_model.", others=("vision_tower.", "mm_projector."))}
+"""By model_type; the language model is the causal LM of the config's `text_config`. transformers 5.24 reads the whole
+of such a checkpoint but writes it under other names than it reads, so the part is taken out here."""
+
+
 class Model:
     """A network and what Etude knows about it.
 
@@ -36,9 +51,10 @@ class Model:
     torch.Size([256, 128])
     """
 
-    def __init__(self, network: PreTrainedModel) -> None:
-        """Errors: ModelError if the family's checkpoint layout is not supported."""
+    def __init__(self, network: PreTrainedModel, family: str = "") -> None:
+        """family: the checkpoint's, where `network` is a part of it. Errors: ModelError if its layout is unknown."""
         self.network = network
+        self.family = family or str(network.config.model_type)
         self.config: PreTrainedConfig = network.config
         self.num_moe_layers = len(moe_layers(network))
         text = network.config.get_text_config()
@@ -47,11 +63,7 @@ class Model:
         self.vocab_size = int(text.vocab_size)
         self.max_context = int(getattr(text, "max_position_embeddings", 0)) or 1 << 30
         """Tokens that one window may hold."""
-        self._views = hub_views(network)
-
-    @property
-    def family(self) -> str:
-        return str(self.config.model_type)
+        self.renew_views()
 
     def hub_tensors(self) -> dict[str, torch.Tensor]:
         """All parameters and persistent buffers under the hub checkpoint's names and shapes, as views."""
@@ -59,7 +71,8 @@ class Model:
 
     def renew_views(self) -> None:
         """After parameters were moved to other memory."""
-        self._views = hub_views(self.network)
+        part = TEXT_PARTS.get(self.family)
+        self._views = hub_views(self.network, part.prefix if part else "")
 
     def assign(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy a whole version in. Everything is checked first, so that a refusal leaves the network as it was.
@@ -93,7 +106,8 @@ def load_model(path: str, *, dtype: str = "float32") -> Model:
     if dtype not in DTYPES:
         raise ModelError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(DTYPES)}")
     folder = model_folder(path)
-    config = _config(folder)
+    family, config = _config(folder)
+    part = TEXT_PARTS.get(family)
     stored = _stored_tensors(folder)
     with _quiet():
         try:
@@ -101,6 +115,7 @@ def load_model(path: str, *, dtype: str = "float32") -> Model:
                 folder,
                 config=config,
                 dtype=DTYPES[dtype],
+                key_mapping={"^" + re.escape(part.prefix): ""} if part else None,
                 output_loading_info=True,
                 local_files_only=True,
                 use_safetensors=True,
@@ -109,11 +124,11 @@ def load_model(path: str, *, dtype: str = "float32") -> Model:
             raise ModelError(f"{folder} cannot be loaded", cause=_first_line(error)) from error
     network, info = loaded
     for kind in ("missing", "unexpected", "mismatched"):
-        if odd := sorted(str(key) for key in info[f"{kind}_keys"]):
+        if odd := sorted(str(key) for key in info[f"{kind}_keys"] if not part or not str(key).startswith(part.others)):
             raise ModelError(
                 f"{folder} does not fit its config.json", cause=f"{kind}: {odd[0]!r} and {len(odd) - 1} more"
             )
-    model = Model(network.eval())
+    model = Model(network.eval(), family)
     _check_kept_precision(folder, model, stored)
     return model
 
@@ -122,11 +137,16 @@ def model_from_config(config: PreTrainedConfig, *, seed: int, dtype: str = "floa
     """A new model with random weights, the same for the same seed. Leaves torch's global generator as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
-    return Model(network.eval())
+        network = AutoModelForCausalLM.from_config(_language_model(config), dtype=DTYPES[dtype])
+    return Model(network.eval(), config.model_type)
 
 
-def _config(folder: Path) -> PreTrainedConfig:
+def _language_model(config: PreTrainedConfig) -> PreTrainedConfig:
+    return config.get_text_config() if config.model_type in TEXT_PARTS else config
+
+
+def _config(folder: Path) -> tuple[str, PreTrainedConfig]:
+    """The checkpoint's family, and the config of its causal LM."""
     path = folder / "config.json"
     try:
         raw: Any = json.loads(path.read_text())
@@ -135,21 +155,22 @@ def _config(folder: Path) -> PreTrainedConfig:
         raise ModelError(f"{folder} is not a model", cause="config.json is missing") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{path} is damaged", cause=_first_line(error), hint="copy the model again") from error
-    if quantization := raw.get("quantization_config"):
+    text = raw.get("text_config")
+    if quantization := raw.get("quantization_config") or (isinstance(text, dict) and text.get("quantization_config")):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise ModelError(
             f"{folder} is quantized ({method or 'unknown method'})",
             cause="training and publishing need plain weights",
             hint="use the family's 16-bit checkpoint, or dequantize this one and save it again",
         )
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in TEXT_PARTS:
         raise ModelError(
             f"{folder} is of unknown architecture {kind!r}",
             cause="transformers has no causal language model of that type (code inside a checkpoint is never run)",
             hint="docs/support.md lists what works",
         )
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return kind, _language_model(AutoConfig.from_pretrained(folder, local_files_only=True))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{path} is damaged", cause=_first_line(error)) from error
 

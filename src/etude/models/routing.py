@@ -4,7 +4,7 @@ The engine captures routes while it samples; the trainer replays them, so that b
 (docs/semantics.md, routes). A replayed router keeps its own logits: gate values follow the family's formula on the
 forced set, so gradients reach the router.
 
-Supported: Qwen3-MoE, and DeepSeek-V3 with what maps to it (Kimi-K2). Another mixture of experts is
+Supported: Qwen3-MoE, and DeepSeek-V3 with what maps to it (Kimi-K2, Kimi-K2.5). Another mixture of experts is
 refused by name; a dense model has no routes.
 
 What it does not do: repair implausible routes, or decide which positions are trusted (`valid` says).

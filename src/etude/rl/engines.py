@@ -36,7 +36,7 @@ class ManagedEngine:
     async def start(self) -> None:
         async with self._lock:
             if self._client is None:
-                self._client = await self._connected(await self._workers.start(self.role))
+                await self._workers.start(self.role, self._greet)
 
     async def stop(self) -> None:
         """End the process; `start` may follow."""
@@ -82,13 +82,13 @@ class ManagedEngine:
             return
         async with self._lock:
             if self._client is client:
-                self._client = await self._connected(await self._workers.restart(self.role))
+                await self._workers.restart(self.role, self._greet)
 
-    async def _connected(self, connection: Client) -> EngineClient:
+    async def _greet(self, connection: Client) -> None:
         client = EngineClient(connection)
         if self._manifest is not None:
             await client.load(self._manifest)
-        return client
+        self._client = client
 
 
 class EngineSet:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from etude.frames import Client
 from etude.rl.processes import Workers
 from etude.train.client import Scored, TrainerClient, TrainerState
 from etude.types import Sample, Version
@@ -46,12 +47,14 @@ class ManagedTrainer:
 
     async def start(self) -> None:
         """Up, with its starting version published."""
-        self._client = TrainerClient(await self._workers.start(self._role))
-        self._state = await self._client.state()
+        await self._workers.start(self._role, self._greet)
 
     async def revive(self) -> None:
         """Start again after it died. Errors: EngineError if it does not come up."""
-        self._client = TrainerClient(await self._workers.restart(self._role))
+        await self._workers.restart(self._role, self._greet)
+
+    async def _greet(self, connection: Client) -> None:
+        self._client = TrainerClient(connection)
         self._state = await self._client.state()
 
     async def train(self, batch: Path, step: int) -> dict[str, float]:
