@@ -83,6 +83,52 @@ def test_a_full_disk_ends_the_run_with_its_name_and_nothing_is_lost(tmp_path: Pa
     assert json.loads((run / "result.json").read_text())["steps"] == STEPS
 
 
+def remount(folder: Path, mode: str) -> None:
+    """Once the processes that were killed have let go of it."""
+    command = ["mount", "-o", f"remount,{mode}", folder]
+    wait_until(lambda: subprocess.run(command, capture_output=True).returncode == 0, timeout_s=30)
+
+
+def test_a_run_on_a_disk_that_became_read_only_says_so_and_goes_on_later(tmp_path: Path, mounted: Path) -> None:
+    recipe, run = write_small_recipe(tmp_path, steps=STEPS), mounted / "small"
+    process = start(recipe, mounted)
+    wait_until(lambda: steps_of(run) >= 2)
+    process.kill()
+    process.communicate()
+    remount(mounted, "ro")
+    done = subprocess.run(command(recipe, mounted), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr[-2000:]
+    assert "Read-only file system" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    remount(mounted, "rw")
+    run_to_the_end(recipe, mounted)
+    assert not any(check_run(run).values())
+
+
+def test_a_run_whose_folders_are_closed_in_the_middle_says_so_and_goes_on_later(tmp_path: Path) -> None:
+    """Root may write where nobody may, unless it gave that power up."""
+    recipe, runs = write_small_recipe(tmp_path, steps=STEPS), tmp_path / "runs"
+    run = runs / "small"
+    words = command(recipe, runs)
+    if os.geteuid() == 0:
+        words = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override", *words]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: steps_of(run) >= 2)
+    folders = [run, *(path for path in run.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        _, said = process.communicate(timeout=240)
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+    assert process.returncode == 1, said[-2000:]
+    assert "Permission denied" in " ".join(said.split())
+    assert "Traceback" not in said
+    run_to_the_end(recipe, runs)
+    assert not any(check_run(run).values())
+
+
 SERVER = """
 import sys
 from weights.fake_s3 import fake_s3

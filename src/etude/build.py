@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from etude.rl.run_folder import RunFolder
     from etude.rl.stage import RLStage
     from etude.train.pretrain_recipe import PretrainRecipe, SFTRecipe
+    from etude.train.ranks import Ranks
+    from etude.train.step import Trainer
 
 _RETRY_S = 1.0
 """Between two tries of a weight store that fails; each failure is a line in the engine's log."""
@@ -89,20 +91,42 @@ async def worker_handlers(run: Path, role: str, stack: contextlib.AsyncExitStack
     raise RunError(f"no worker role {role!r}", hint="trainer, engine, eval-N")
 
 
-def _trainer(run: Path, stage: RLStage, stack: contextlib.AsyncExitStack) -> dict[str, Handler]:
+def num_ranks(run: Path, role: str) -> int:
+    """Processes of this role."""
+    return saved_recipe(run).train.ranks if role == "trainer" else 1
+
+
+def follow_trainer(run: Path) -> None:
+    """What the trainer's ranks after the first do."""
+    from etude.train.launch import joined
+    from etude.train.lead import follow
+
+    follow(_new_trainer(saved_recipe(run), joined()))
+
+
+def _new_trainer(stage: RLStage, ranks: Ranks | None = None) -> Trainer:
+    """A trainer with the model that the run begins with."""
     from etude.models.load import load_model
     from etude.train.losses import Correction
+    from etude.train.step import Trainer
+
+    return Trainer(
+        load_model(stage.model.path), stage.train, publish_dtype=stage.weights.publish_dtype, ranks=ranks,
+        correction=Correction(kind=stage.rl.correction, clip=stage.rl.clip),
+    )  # fmt: skip
+
+
+def _trainer(run: Path, stage: RLStage, stack: contextlib.AsyncExitStack) -> dict[str, Handler]:
+    from etude.train.launch import joined
     from etude.train.service import open_trainer
     from etude.weights.store import open_store
 
     trainer = open_trainer(
-        model=load_model(stage.model.path),
+        _new_trainer(stage, joined() if stage.train.ranks > 1 else None),
         store=open_store(stage.weights.url(run)),
         checkpoints=run / "checkpoints",
-        recipe=stage.train,
+        checkpoint_every=stage.train.checkpoint_every,
         weights=stage.weights,
-        correction=Correction(kind=stage.rl.correction, clip=stage.rl.clip),
-        temperature=1.0,
     )
     stack.callback(trainer.close)
     return trainer.handlers()
@@ -230,11 +254,10 @@ def check_run(run: Path, *, only: str | None = None, replay: bool = False) -> di
 
 def _retrain(run: Path) -> list[str]:
     from etude.metrics import progress
-    from etude.models.load import load_model
     from etude.rl.retrain import retrain
     from etude.rl.run_folder import RunFolder
-    from etude.train.losses import Correction
-    from etude.train.step import Trainer
+    from etude.train.lead import Lead
+    from etude.train.ranks import together
     from etude.weights.manifests import read_manifest
     from etude.weights.store import open_store
     from etude.weights.subscribe import fetch
@@ -242,17 +265,26 @@ def _retrain(run: Path) -> list[str]:
     stage, folder = saved_recipe(run), RunFolder.open(run)
     if folder.phase not in ("after", "done"):
         raise RunError(f"{run} is not trained to its end", hint=f"go on: etude runs resume {run.name}")
-    trainer = Trainer(
-        load_model(stage.model.path), stage.train, publish_dtype=stage.weights.publish_dtype,
-        correction=Correction(kind=stage.rl.correction, clip=stage.rl.clip),
-    )  # fmt: skip
     store = open_store(stage.weights.url(run))
     published = fetch(store, read_manifest(store, *folder.info()["end_version"]))
-    with progress("train again", total=folder.info()["steps"]) as bar:
-        return retrain(
-            folder, trainer, published=published, progress=lambda done, total: bar.advance(),
-            weights=lambda: {name: stored.array for name, stored in trainer.masters.published().items()},
-        )  # fmt: skip
+    with (
+        together(stage.train.ranks, _follow_retraining, run) as ranks,
+        progress("train again", total=folder.info()["steps"]) as bar,
+    ):
+        trainer = Lead(_new_trainer(stage, ranks))
+        try:
+            return retrain(
+                folder, trainer, published=published, progress=lambda done, total: bar.advance(),
+                weights=lambda: {name: stored.array for name, stored in trainer.published().items()},
+            )  # fmt: skip
+        finally:
+            trainer.close()
+
+
+def _follow_retraining(ranks: Ranks, run: Path) -> None:
+    from etude.train.lead import follow
+
+    follow(_new_trainer(saved_recipe(run), ranks))
 
 
 # Other commands

@@ -72,6 +72,10 @@ class RunError(EtudeError, RuntimeError):
     boundary = "run"
 
 
+class LostRankError(RunError):
+    """Another process of a sharded fit is gone: this one cannot go on."""
+
+
 class SandboxError(EtudeError, RuntimeError):
     boundary = "sandbox"
 
@@ -115,8 +119,8 @@ class LostRaceError(StoreError):
 BY_NAME: dict[str, type[EtudeError]] = {
     kind.__name__: kind
     for kind in (
-        EtudeError, RecipeError, ModelError, TaskError, RunError, SandboxError, SandboxDiedError, EngineError,
-        RequestError, VersionError, OverloadedError, RewardError, StoreError, MissingError, LostRaceError,
+        EtudeError, RecipeError, ModelError, TaskError, RunError, LostRankError, SandboxError, SandboxDiedError,
+        EngineError, RequestError, VersionError, OverloadedError, RewardError, StoreError, MissingError, LostRaceError,
     )
 }  # fmt: skip
 """For `frames`, which carries errors between processes by name."""

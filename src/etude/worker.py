@@ -2,7 +2,8 @@
 
 It builds what its role needs from the run's saved recipe and serves it on the socket. It ends when its parent does: the
 kernel kills it (PR_SET_PDEATHSIG), and a parent that was gone before that call is noticed by its pid. Roles: `trainer`,
-`engine`, `engine-N`, `eval-N` (an engine that follows nobody: its version is loaded by name).
+`engine`, `engine-N`, `eval-N` (an engine that follows nobody: its version is loaded by name). With `train.ranks` the
+trainer's process is torchrun's agent, and its ranks are this module again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,21 @@ def _die_with_parent(parent: int) -> None:
         sys.exit("the parent is gone")
 
 
+def run_role(run: Path, role: str, socket: Path) -> None:
+    """Until the process is killed; a trainer's ranks after the first until the first ends."""
+    from etude.build import follow_trainer, num_ranks
+
+    count = num_ranks(run, role)
+    if count > 1:
+        from etude.train.launch import is_rank, run_ranks
+
+        if not is_rank():
+            return run_ranks("etude.worker", [str(run), role, str(socket), str(os.getpid())], count)
+        if os.environ["RANK"] != "0":
+            return follow_trainer(run)
+    asyncio.run(serve(run, role, socket))
+
+
 async def serve(run: Path, role: str, socket: Path) -> None:
     """Serve until the process is killed."""
     from etude.build import worker_handlers
@@ -39,7 +55,7 @@ def main() -> None:
     run, role, socket, parent = sys.argv[1:]
     _die_with_parent(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the orchestrator, which ends its workers
-    asyncio.run(serve(Path(run), role, Path(socket)))
+    run_role(Path(run), role, Path(socket))
 
 
 if __name__ == "__main__":

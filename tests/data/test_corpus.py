@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,24 @@ from etude import frames
 from etude.agent.prompts import opening as agent_opening
 from etude.code.edit import apply_edit
 from etude.data import corpus
-from etude.data.corpus import FILE, FIX, UNTRAINED, Corpus, document, documents, join, opening, plant, smallest_edit
+from etude.data.corpus import (
+    FILE,
+    FIX,
+    UNTRAINED,
+    Corpus,
+    Document,
+    document,
+    documents,
+    join,
+    opening,
+    plant,
+    smallest_edit,
+)
 from etude.data.render import NanoRenderer
 from etude.data.tokenizer import Tokenizer
 from etude.models.recipe import SHIPPED
 from etude.tasks.mutate import mutate
-from etude.types import IOChecks, Task
+from etude.types import IOChecks, Task, ToolCall
 
 TOKENIZER = Tokenizer.load(SHIPPED["etude-nano"])
 RENDERER = NanoRenderer(TOKENIZER)
@@ -114,6 +127,57 @@ def test_marks_tell_the_file_from_the_repair() -> None:
     assert set(made.marks[opened:]) == {FIX}
     (call,) = RENDERER.parse(made.ids[opened:]).calls
     assert call.arguments["old"] == edits[0].old
+
+
+def replies(made: Document) -> list[list[ToolCall]]:
+    """Calls of each reply."""
+    assistant, end = TOKENIZER.control("<|assistant|>"), TOKENIZER.control("<|end|>")
+    found, ids = [], made.ids.tolist()
+    for place in (n for n, number in enumerate(ids) if number == assistant):
+        stop = ids.index(end, place)
+        found.append(list(RENDERER.parse(ids[place + 1 : stop + 1]).calls))
+    return found
+
+
+def shown(made: Document) -> str:
+    """The file of the opening."""
+    text = TOKENIZER.decode(made.ids).split("solution.py\n", 1)[1].split("<|assistant|>")[0]
+    return "".join(line.split("\t", 1)[1] for line in text.splitlines(keepends=True))
+
+
+def test_wrong_edits_come_first_and_each_is_undone_before_what_follows() -> None:
+    function = Function("total", SOURCE, prelude="LIMIT = 10\n")
+    counts = set()
+    for _, made in documents(RENDERER, [function], faults, passes=12, max_faults=1, max_tokens=400, seed=0,
+                             wrongs=(1.0, 1.0, 1.0)):  # fmt: skip
+        text = broken = shown(made)
+        *wrongs, last = replies(made)
+        counts.add(len(wrongs))
+        for number, calls in enumerate([*wrongs, last]):
+            if number:
+                text = apply_edit(text, **without_path(calls.pop(0)))
+                assert text == broken, "not undone"
+            text = apply_edit(text, **without_path(calls.pop(0)))
+            assert text != broken
+        assert text == "LIMIT = 10\n\n" + SOURCE + "\n"
+    assert counts == {0, 1, 2}
+
+
+def without_path(call: ToolCall) -> dict[str, Any]:
+    return {name: value for name, value in call.arguments.items() if name != "path"}
+
+
+def test_a_wrong_edit_is_not_learned_and_what_undoes_it_is() -> None:
+    first, wrong = mutate(SOURCE, random.Random(0), limit=1)[0], Fault(2, "    found = 0", "    found = 1")
+    _, broken, edits = plant(TOKENIZER, "", SOURCE, [first])
+    ((there, back),) = corpus.wrong_edits(TOKENIZER, broken, 0, [wrong], 2)
+    made = document(RENDERER, "total", broken, edits, [(there, back)])
+    ids, named = made.ids.tolist(), 4  # call, name, argument, path: trying an edit is right
+    for edit, mark in ((there, UNTRAINED), (back, FIX)):
+        call = RENDERER.reply("", [corpus.edit_call(edit)])[:-1].tolist()
+        start = next(n for n in range(len(ids)) if ids[n : n + len(call)] == call)
+        assert set(made.marks[start : start + named]) == {FIX}
+        assert set(made.marks[start + named : start + len(call)]) == {mark}
 
 
 def test_documents_depend_on_seed_and_function_alone_and_passes_differ() -> None:

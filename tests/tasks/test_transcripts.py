@@ -105,6 +105,18 @@ def test_wrong_edits_are_shown_with_their_real_failure_and_not_learned(prober: P
     assert set(made.marks[start + len(call) : start + len(call) + 2]) == {FIX}
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_every_wrong_edit_is_undone_before_the_next(prober: Prober, seed: int) -> None:
+    wild = TranscriptSettings(read_first=0, test_first=0, wrong_edits=(0, 1, 1), slip=0, give_up=0, test_after=1)
+    text = FAULTY
+    for number, (calls, _) in enumerate(turns(write(prober, wild, seed))):
+        edits = [call.arguments for call in calls if call.name == "edit_file"]
+        for place, arguments in enumerate(edits):
+            text = apply_edit(text, **{key: value for key, value in arguments.items() if key != "path"})
+            if number and not place:
+                assert text == FAULTY
+
+
 def test_giving_up_ends_the_transcript_after_a_failure(prober: Prober) -> None:
     made = write(prober, TranscriptSettings(read_first=0, test_first=0, wrong_edits=(0, 1), give_up=1), 3)
     assert [call.name for call in turns(made)[-1][0]] == ["finish"]

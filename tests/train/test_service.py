@@ -17,6 +17,7 @@ from etude.train.client import TrainerClient
 from etude.train.losses import Correction
 from etude.train.recipe import TrainRecipe
 from etude.train.service import TrainerService, open_trainer
+from etude.train.step import Trainer
 from etude.types import Batch, Version
 from etude.weights.manifests import lineage, pins
 from etude.weights.publish import take_incarnation
@@ -28,10 +29,11 @@ from train.batches import make_batch
 
 
 def start(run: Path, store: Store, *, every: int = 3, publish_dtype: str = "float32") -> TrainerService:
+    recipe = TrainRecipe(lr=1e-3, micro_batch_tokens=60)
+    trainer = Trainer(tiny_model("qwen3_moe"), recipe, publish_dtype=publish_dtype, correction=Correction())
     return open_trainer(
-        model=tiny_model("qwen3_moe"), store=store, checkpoints=run / "checkpoints",
-        recipe=TrainRecipe(lr=1e-3, checkpoint_every=every, micro_batch_tokens=60),
-        weights=WeightsRecipe(publish_dtype=publish_dtype), correction=Correction(),
+        trainer, store=store, checkpoints=run / "checkpoints", checkpoint_every=every,
+        weights=WeightsRecipe(publish_dtype=publish_dtype),
     )  # fmt: skip
 
 
@@ -44,7 +46,7 @@ def write_batches(run: Path, count: int) -> list[Path]:
 
 
 def weights(service: TrainerService) -> dict[str, np.ndarray]:
-    arrays = service._trainer.masters.state()
+    arrays = service._trainer.state()
     return {name: array for name, array in arrays.items() if not name.startswith("updates")}
 
 
@@ -82,7 +84,7 @@ def test_three_steps_a_kill_and_three_steps_are_bitwise_six_steps(tmp_path: Path
     for batch in batches[3:]:
         resumed.step(batch)
     assert same(weights(straight), weights(resumed))
-    assert resumed._trainer.masters.state()["updates"] == 6
+    assert resumed._trainer.state()["updates"] == 6
     for service in (straight, resumed):
         service.close()
     killed.step(batches[4])
@@ -179,15 +181,17 @@ from etude.frames import read_file
 from etude.train.losses import Correction
 from etude.train.recipe import TrainRecipe
 from etude.train.service import open_trainer
+from etude.train.step import Trainer
 from etude.types import Batch
 from etude.weights.recipe import WeightsRecipe
 from etude.weights.store import open_store
 
 run = Path(sys.argv[1])
+recipe = TrainRecipe(lr=1e-3, micro_batch_tokens=60)
+trainer = Trainer(tiny_model("qwen3_moe"), recipe, publish_dtype="float32", correction=Correction())
 service = open_trainer(
-    model=tiny_model("qwen3_moe"), store=open_store(f"file://{run}/weights"), checkpoints=run / "checkpoints",
-    recipe=TrainRecipe(lr=1e-3, checkpoint_every=3, micro_batch_tokens=60), weights=WeightsRecipe(),
-    correction=Correction(),
+    trainer, store=open_store(f"file://{run}/weights"), checkpoints=run / "checkpoints", checkpoint_every=3,
+    weights=WeightsRecipe(),
 )
 for step in range(service.state().step + 1, 7):
     service.step(read_file(run / f"{step}.mp", Batch))

@@ -2,9 +2,10 @@ r"""What the nano is pretrained on: real functions with planted faults, each fol
 
     functions of split `base` --faults--> broken file + edits --the agent's own chat format--> ids and marks
 
-A document is an episode's opening (the prompt and the numbered file) and one reply that repairs it, spelled by the
-same renderer as real episodes. Each pass over the functions plants other faults. An edit is as small as the tokens
-allow: the changed tokens of one line, and so much more that they are unique on it.
+A document is an episode's opening (the prompt and the numbered file) and the reply that repairs it, spelled by the same
+renderer as real episodes. Each pass over the functions plants other faults. An edit is as small as the tokens allow:
+the changed tokens of one line, and so much more that they are unique on it. In a share of the documents wrong edits
+come first, which are not learned, each undone before what follows: to copy from what was written is a skill of its own.
 
 What it does not do: make the faults (whoever calls gives `faults`), or run anything.
 """
@@ -22,7 +23,7 @@ from etude.code.view import numbered
 from etude.data.render import NanoRenderer
 from etude.data.tokenizer import Tokenizer
 from etude.protocols import Message
-from etude.types import FORMAT, Noun, ToolCall
+from etude.types import FORMAT, Noun, ToolCall, ToolResult
 
 PATH = "solution.py"
 UNTRAINED, FILE, FIX = 0, 1, 2
@@ -96,8 +97,7 @@ def edit_for(tokenizer: Tokenizer, text: str, line: int, old_line: str, new_line
     A removed line comes back in front of the line that follows it, or after the last one.
     """
     if new_line:
-        old, new = smallest_edit(tokenizer, new_line, old_line)
-        return Edit(old=old, new=new, line=line)
+        return _edit_of_line(tokenizer, line, new_line, old_line)
     lines = text.split("\n")
     follows = line <= len(lines) and lines[line - 1] != ""
     anchor = lines[line - 1] if follows else lines[line - 2]
@@ -107,6 +107,11 @@ def edit_for(tokenizer: Tokenizer, text: str, line: int, old_line: str, new_line
         return Edit(old=anchor[:size], new=f"{old_line}\n{anchor[:size]}", line=line)
     size = next(end for end in (0, *ends)[::-1] if end < len(anchor) and _count(anchor, anchor[end:]) == 1)
     return Edit(old=anchor[size:], new=f"{anchor[size:]}\n{old_line}", line=line - 1)
+
+
+def _edit_of_line(tokenizer: Tokenizer, line: int, now: str, then: str) -> Edit:
+    old, new = smallest_edit(tokenizer, now, then)
+    return Edit(old=old, new=new, line=line)
 
 
 def plant(
@@ -146,13 +151,67 @@ def edit_call(edit: Edit) -> ToolCall:
     return ToolCall(name="edit_file", arguments={"path": PATH, "line": edit.line, "old": edit.old, "new": edit.new})
 
 
-def document(renderer: NanoRenderer, name: str, broken: str, edits: Sequence[Edit]) -> Document:
-    """The opening and the repair. The prompt is marked FILE as well: it is text to be learned."""
-    opened = renderer.open(opening(name, {PATH: broken}))
-    reply = renderer.reply("", [edit_call(edit) for edit in edits])
-    marks = np.concatenate([np.full(len(opened), FILE, np.uint8), np.full(len(reply), FIX, np.uint8)])
-    marks[0] = UNTRAINED
-    return Document(ids=np.concatenate([opened, reply]).astype(np.uint16), marks=marks)
+class Pen:
+    """Writes ids and marks of one document. The prompt is marked FILE: it is text to be learned."""
+
+    def __init__(self, renderer: NanoRenderer, messages: Sequence[Message]) -> None:
+        self._renderer = renderer
+        self._mark = renderer.tokenizer.control("<|arg|>")
+        opened = renderer.open(messages)
+        self._ids = [opened]
+        self._marks = [np.full(len(opened), FILE, np.uint8)]
+        self._marks[0][0] = UNTRAINED
+
+    def reply(self, calls: Sequence[tuple[ToolCall, bool]], results: Sequence[str] | None) -> None:
+        """Calls, each with whether it is learned, and the texts they got; None after the last reply."""
+        for call, is_learned in calls:
+            ids = self._renderer.reply("", [call])[:-1]
+            # That an edit is tried is right even where this one is wrong: its name and path are learned.
+            named = len(ids) if is_learned else int(np.flatnonzero(ids == self._mark)[1])
+            self._add(ids[:named], FIX)
+            self._add(ids[named:], UNTRAINED)
+        self._add(np.array(self._renderer.stop_ids, np.int32), FIX)
+        if results is not None:
+            self._add(self._renderer.results([ToolResult(text=text) for text in results]), UNTRAINED)
+
+    def _add(self, ids: np.ndarray, mark: int) -> None:
+        self._ids.append(ids)
+        self._marks.append(np.full(len(ids), mark, np.uint8))
+
+    def document(self) -> Document:
+        return Document(ids=np.concatenate(self._ids).astype(np.uint16), marks=np.concatenate(self._marks))
+
+
+def document(
+    renderer: NanoRenderer, name: str, broken: str, edits: Sequence[Edit], wrongs: Sequence[tuple[Edit, Edit]] = ()
+) -> Document:
+    """The opening and the repair, after `wrongs`: edits of the broken file, each with the one that undoes it."""
+    pen = Pen(renderer, opening(name, {PATH: broken}))
+    undo: list[tuple[ToolCall, bool]] = []
+    for wrong, back in wrongs:
+        pen.reply([*undo, (edit_call(wrong), False)], ["ok"] * (len(undo) + 1))
+        undo = [(edit_call(back), True)]
+    pen.reply([*undo, *((edit_call(edit), True) for edit in edits)], None)
+    return pen.document()
+
+
+def wrong_edits(
+    tokenizer: Tokenizer, broken: str, offset: int, faults: Iterable[Fault], count: int
+) -> tuple[tuple[Edit, Edit], ...]:
+    """Up to `count` edits that put one of `faults` into its line of the broken file, each with the one that undoes it.
+
+    offset: lines of the file before the function's. No line may have been removed from the file or be by a fault.
+    """
+    lines = broken.split("\n")
+    found: list[tuple[Edit, Edit]] = []
+    for fault in faults:
+        line = fault.line + offset
+        now, then = lines[line - 1], fault.new_line
+        if len(found) < count and then != now:
+            found.append(
+                (Edit(*smallest_edit(tokenizer, now, then), line), Edit(*smallest_edit(tokenizer, then, now), line))
+            )
+    return tuple(found)
 
 
 class Base(Protocol):
@@ -179,11 +238,13 @@ def documents(
     max_faults: int,
     max_tokens: int,
     seed: int,
+    wrongs: Sequence[float] = (1.0,),
 ) -> Iterator[tuple[int, Document]]:
     """(pass, document) for each function and pass, in the functions' order; fewer where a function has few faults.
 
-    A document holds 1 to `max_faults` faults on different lines; ones longer than `max_tokens` are left out. The same
-    seed gives the same documents, whatever else is in `functions`.
+    A document holds 1 to `max_faults` faults on different lines; ones longer than `max_tokens` are left out. `wrongs`:
+    shares with 0, 1, 2, ... wrong edits before the repair, where that leaves them short enough. The same seed gives the
+    same documents, whatever else is in `functions`.
     """
     for function in functions:
         rng = random.Random(f"{seed} {function.name} {function.source}")
@@ -199,11 +260,17 @@ def documents(
                     pool.remove(fault)
             if not chosen:
                 break
+            count = rng.choices(range(len(wrongs)), wrongs)[0]
             try:
-                _, broken, edits = plant(renderer.tokenizer, function.prelude, function.source, chosen)
+                right, broken, edits = plant(renderer.tokenizer, function.prelude, function.source, chosen)
             except ValueError:  # EditError is one: a fault that no unique edit undoes
                 continue
             made = document(renderer, function.name, broken, edits)
+            if count and all(fault.new_line for fault in (*chosen, *pool)):
+                offset = right.count("\n") - function.source.count("\n") - 1
+                tried = wrong_edits(renderer.tokenizer, broken, offset, rng.sample(pool, len(pool)), count)
+                longer = document(renderer, function.name, broken, edits, tried)
+                made = longer if len(longer.ids) <= max_tokens else made
             if len(made.ids) <= max_tokens:
                 yield number, made
 

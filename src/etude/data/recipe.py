@@ -23,6 +23,8 @@ class CorpusSettings:
     """Kinds of faults (`tasks.mutate`); empty: all that training may have."""
     max_faults: int = 3
     """A document holds 1 to this many faults, evenly."""
+    wrong_edits: tuple[float, ...] = (1.0,)
+    """Shares with 0, 1, 2, ... wrong edits before the repair, each undone again."""
     max_tokens: int = 256
     """Longer documents are left out."""
     num_probes: int = 400
@@ -39,6 +41,7 @@ class CorpusSettings:
         for name in ("max_faults", "max_tokens"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"corpus.{name} = {getattr(self, name)} must be at least 1")
+        _check_shares("corpus.wrong_edits", self.wrong_edits)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,10 +71,11 @@ class TranscriptSettings:
         for name in ("read_first", "test_first", "slip", "give_up", "test_after"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RecipeError(f"transcripts.{name} = {getattr(self, name)} must be a share", hint="from 0 to 1")
-        if min(self.wrong_edits, default=-1) < 0 or not sum(self.wrong_edits) > 0:
-            raise RecipeError(
-                f"transcripts.wrong_edits = {list(self.wrong_edits)} must be shares",
-                cause="none is above 0, or one is below",
-            )
+        _check_shares("transcripts.wrong_edits", self.wrong_edits)
         if self.per_task < 1 or self.max_tokens < 1:
             raise RecipeError("transcripts.per_task and transcripts.max_tokens must be at least 1")
+
+
+def _check_shares(name: str, shares: tuple[float, ...]) -> None:
+    if min(shares, default=-1) < 0 or not sum(shares) > 0:
+        raise RecipeError(f"{name} = {list(shares)} must be shares", cause="none is above 0, or one is below")

@@ -107,7 +107,7 @@ def _documents_of(
         for function, passes in chunk
         for item in corpus.documents(
             renderer, [function], _faults(settings), passes=passes, max_faults=settings.max_faults,
-            max_tokens=settings.max_tokens, seed=settings.seed,
+            max_tokens=settings.max_tokens, seed=settings.seed, wrongs=settings.wrong_edits,
         )
     ]  # fmt: skip
 

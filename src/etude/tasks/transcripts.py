@@ -11,13 +11,10 @@ What it does not do: sample from a model, or train.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import numpy as np
 
 from etude import frames
 from etude.agent.prompts import opening
@@ -25,7 +22,7 @@ from etude.agent.tools import failed
 from etude.code.edit import EditError, apply_edit
 from etude.code.view import failure_text, numbered
 from etude.data import corpus
-from etude.data.corpus import FILE, FIX, PATH, UNTRAINED, Document, Edit, edit_call, edit_for, smallest_edit
+from etude.data.corpus import PATH, Document, Edit, Pen, edit_call, edit_for, smallest_edit
 from etude.data.recipe import TranscriptSettings
 from etude.data.render import NanoRenderer
 from etude.data.tokenizer import load_cached
@@ -35,7 +32,7 @@ from etude.tasks.checks import FAULTY_LINES
 from etude.tasks.file import load_references, load_tasks
 from etude.tasks.isolation import Prober
 from etude.tasks.mutate import PLAIN_KINDS, mutate
-from etude.types import Task, ToolCall, ToolErrorKind, ToolResult
+from etude.types import Task, ToolCall, ToolErrorKind
 
 TRANSCRIPTS = "transcripts.bin"
 MESSAGE = "Done."
@@ -102,13 +99,12 @@ def transcript(renderer: NanoRenderer, task: Task, reference: str, prober: Probe
     count = rng.choices(range(len(settings.wrong_edits)), settings.wrong_edits)[0]
     wrongs = _wrong_edits(renderer, task, broken, reference, rng, count)
     failures = _failures(prober, task, [broken, *(text for _, text in wrongs)])
-    pen = _Pen(renderer, task)
+    pen = Pen(renderer, opening(task))
     if rng.random() < settings.read_first:
         pen.reply([(ToolCall(name="read_file", arguments={"path": PATH}), True)], [numbered(broken)])
     if failures[0] != "ok" and rng.random() < settings.test_first:
         pen.reply([(_TEST, True)], [failures[0]])
     undo: list[tuple[ToolCall, bool]] = []
-    current = broken
     for (edit, text), failure in zip(wrongs, failures[1:], strict=True):
         if failure == "ok":  # harmless, or not told apart by the visible checks: no mistake to learn from
             continue
@@ -116,12 +112,9 @@ def transcript(renderer: NanoRenderer, task: Task, reference: str, prober: Probe
         if rng.random() < settings.give_up:
             pen.reply([(_FINISH, True)], None)
             return pen.document()
-        current, undo = text, [(edit_call(repair(renderer, text, broken)), True)]
-    if undo:
-        # A wrong edit in the fault's own line is repaired in one step, not undone first.
-        with contextlib.suppress(ValueError):
-            right, undo = repair(renderer, current, reference), []
-    elif rng.random() < settings.slip:
+        # Also where the wrong edit was in the fault's own line: two plain edits are learned, one of both is not.
+        undo = [(edit_call(repair(renderer, text, broken)), True)]
+    if not undo and rng.random() < settings.slip:
         _slip(pen, right, broken, failures[0], rng)
     last = [*undo, (edit_call(right), True)]
     if rng.random() < settings.test_after:
@@ -132,7 +125,7 @@ def transcript(renderer: NanoRenderer, task: Task, reference: str, prober: Probe
     return pen.document()
 
 
-def _slip(pen: _Pen, right: Edit, broken: str, failure: str, rng: random.Random) -> None:
+def _slip(pen: Pen, right: Edit, broken: str, failure: str, rng: random.Random) -> None:
     """The right edit at a wrong line, and what the tool says to that."""
     line = max(1, right.line + rng.choice((-1, 1)))
     try:
@@ -172,34 +165,3 @@ def _failures(prober: Prober, task: Task, sources: Sequence[str]) -> list[str]:
         ])
         for answer in answers
     ]  # fmt: skip
-
-
-class _Pen:
-    """Writes ids and marks of one transcript."""
-
-    def __init__(self, renderer: NanoRenderer, task: Task) -> None:
-        self._renderer = renderer
-        self._mark = renderer.tokenizer.control("<|arg|>")
-        opened = renderer.open(opening(task))
-        self._ids = [opened]
-        self._marks = [np.full(len(opened), FILE, np.uint8)]
-        self._marks[0][0] = UNTRAINED
-
-    def reply(self, calls: Sequence[tuple[ToolCall, bool]], results: Sequence[str] | None) -> None:
-        """Calls, each with whether it is learned, and the texts they got; None after the last reply."""
-        for call, is_learned in calls:
-            ids = self._renderer.reply("", [call])[:-1]
-            # That an edit is tried is right even where this one is wrong: its name and path are learned.
-            named = len(ids) if is_learned else int(np.flatnonzero(ids == self._mark)[1])
-            self._add(ids[:named], FIX)
-            self._add(ids[named:], UNTRAINED)
-        self._add(np.array(self._renderer.stop_ids, np.int32), FIX)
-        if results is not None:
-            self._add(self._renderer.results([ToolResult(text=text) for text in results]), UNTRAINED)
-
-    def _add(self, ids: np.ndarray, mark: int) -> None:
-        self._ids.append(ids)
-        self._marks.append(np.full(len(ids), mark, np.uint8))
-
-    def document(self) -> Document:
-        return Document(ids=np.concatenate(self._ids).astype(np.uint16), marks=np.concatenate(self._marks))

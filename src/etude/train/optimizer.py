@@ -5,7 +5,9 @@ is no rounding, and the network's parameters are the masters. For 16 bits the gr
 masters (straight-through), and the network gets them rounded again after each step. Buffers (a router's bias) and what
 a family keeps in fp32 are never rounded, and buffers never trained (docs/semantics.md 1.2, 4.2).
 
-What it does not do: schedules (a batch says at which share of the rate it is trained), or sharding.
+Of several ranks each holds and updates its shard (sharded.py); what is published or saved is whole, and on rank 0.
+
+What it does not do: schedules (a batch says at which share of the rate it is trained).
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from torch import Tensor, nn
 from etude.errors import ModelError, RunError
 from etude.models.load import Model
 from etude.train.recipe import TrainRecipe
+from etude.train.sharded import Shards, Whole
 from etude.weights.publish import Stored
 
 _ROUNDINGS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_KINDS = ("master", "exp_avg", "exp_avg_sq")
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64",
           torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}  # fmt: skip
 
@@ -29,9 +33,17 @@ _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", to
 class Masters:
     """The weights that are trained, by the network's own parameter names, with their optimizer."""
 
-    def __init__(self, model: Model, recipe: TrainRecipe, publish_dtype: str) -> None:
-        """Errors: ModelError if the network is not in fp32."""
+    def __init__(
+        self, model: Model, recipe: TrainRecipe, publish_dtype: str, *, shards: Shards | None = None,
+        public: Model | None = None,
+    ) -> None:  # fmt: skip
+        """public: where the whole of a sharded model is put together; on rank 0.
+
+        Errors: ModelError if the network is not in fp32.
+        """
         self._model = model
+        self._shards: Shards = shards or Whole()
+        self._public = public or model
         self._clip_norm, self._lr = recipe.clip_norm, recipe.lr
         self._rounding = _ROUNDINGS[publish_dtype]
         self._parameters = dict(model.network.named_parameters())
@@ -45,8 +57,9 @@ class Masters:
             parameter.requires_grad_(True)
         self._rounded = {name for name in self._parameters if self._is_rounded(name)}
         self.tensors: dict[str, Tensor] = {
-            name: parameter.detach().clone() if name in self._rounded else parameter
+            name: local.detach().clone() if name in self._rounded else local
             for name, parameter in self._parameters.items()
+            for local in (self._shards.local(parameter),)
         }
         self.round_into_network()
         decayed = [tensor for tensor in self.tensors.values() if tensor.dim() >= 2]
@@ -73,16 +86,15 @@ class Masters:
 
         Errors: RunError if it is not finite; nothing has changed then.
         """
-        for parameter in self._parameters.values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        norm = nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
+        grads = {
+            name: torch.zeros_like(self.tensors[name]) if parameter.grad is None else self._shards.local(parameter.grad)
+            for name, parameter in self._parameters.items()
+        }
+        norm = self._norm(grads)
         if not torch.isfinite(norm):
             raise RunError("the gradient is not finite", hint="lower train.lr, or look at the last batch")
-        for name, parameter in self._parameters.items():
-            assert parameter.grad is not None
-            parameter.grad.mul_((self._clip_norm / (norm + 1e-6)).clamp(max=1.0))
-            self.tensors[name].grad = parameter.grad
+        for name, grad in grads.items():
+            self.tensors[name].grad = grad.mul_((self._clip_norm / (norm + 1e-6)).clamp(max=1.0))
         for group in self._adamw.param_groups:
             group["lr"] = self._lr * rate
         self._adamw.step()
@@ -90,33 +102,61 @@ class Masters:
         self.zero_grad()
         return float(norm)
 
+    def _norm(self, grads: Mapping[str, Tensor]) -> Tensor:
+        """Of the whole gradient."""
+        norm = nn.utils.get_total_norm(list(grads.values()))
+        if self._shards.ranks.count > 1:
+            square = norm.double().square()
+            self._shards.ranks.add(square)
+            norm = square.sqrt().to(norm.dtype)
+        return norm
+
     @torch.no_grad()
     def round_into_network(self) -> None:
         """Make the network hold the masters in the published rounding."""
         for name in self._rounded:
-            self._parameters[name].copy_(self.tensors[name].to(self._rounding))
+            self._shards.local(self._parameters[name]).copy_(self.tensors[name].to(self._rounding))
 
     def published(self) -> dict[str, Stored]:
-        """The network's tensors by hub name, as they are published; views where nothing is rounded."""
+        """The network's tensors by hub name, as they are published; views where nothing is rounded.
+
+        All ranks call it; on others than rank 0 it gives nothing.
+        """
+        if self._shards.ranks.count > 1:
+            self._gather()
+        if self._shards.ranks.rank:
+            return {}
         rounded = set()
-        by_storage = {self._parameters[name].untyped_storage().data_ptr() for name in self._rounded}
-        views = self._model.hub_tensors()
+        parameters = dict(self._public.network.named_parameters())
+        by_storage = {parameters[name].untyped_storage().data_ptr() for name in self._rounded}
+        views = self._public.hub_tensors()
         for name, view in views.items():
             if view.untyped_storage().data_ptr() in by_storage:
                 rounded.add(name)
         return {name: to_stored(view.to(self._rounding) if name in rounded else view) for name, view in views.items()}
 
+    @torch.no_grad()
+    def _gather(self) -> None:
+        """Put the whole network together on rank 0. Buffers are the same everywhere, and never trained."""
+        wholes = dict(self._public.network.named_parameters())
+        for name, parameter in self._parameters.items():
+            whole = self._shards.whole(parameter, self._shards.local(parameter))
+            if self._shards.ranks.rank == 0:
+                wholes[name].copy_(whole)
+
     def state(self) -> dict[str, np.ndarray]:
-        """Masters and optimizer state, by name: `master/...`, `exp_avg/...`, `exp_avg_sq/...`, `updates`. Copies."""
+        """Masters and optimizer state, by name: `master/...`, `exp_avg/...`, `exp_avg_sq/...`, `updates`. Copies.
+
+        All ranks call it.
+        """
         arrays: dict[str, np.ndarray] = {}
         updates = 0
         for name, tensor in self.tensors.items():
-            arrays[f"master/{name}"] = tensor.detach().numpy().copy()
             moments = self._adamw.state.get(tensor)
-            for kind in ("exp_avg", "exp_avg_sq"):
-                arrays[f"{kind}/{name}"] = (
-                    (moments[kind] if moments else torch.zeros_like(tensor)).detach().numpy().copy()
-                )
+            for kind in _KINDS:
+                part = tensor if kind == "master" else moments[kind] if moments else torch.zeros_like(tensor)
+                whole = self._shards.whole(self._parameters[name], part.detach())
+                arrays[f"{kind}/{name}"] = whole.detach().numpy().copy()
             updates = int(moments["step"]) if moments else 0
         arrays["updates"] = np.array(updates, np.int64)
         return arrays
@@ -127,17 +167,17 @@ class Masters:
         updates = torch.tensor(float(arrays["updates"]))
         with torch.no_grad():
             for name, tensor in self.tensors.items():
-                tensor.copy_(torch.from_numpy(arrays[f"master/{name}"]))
-                self._adamw.state[tensor] = {
-                    "step": updates.clone(),
-                    "exp_avg": torch.from_numpy(arrays[f"exp_avg/{name}"].copy()),
-                    "exp_avg_sq": torch.from_numpy(arrays[f"exp_avg_sq/{name}"].copy()),
+                parts = {
+                    kind: self._shards.part(self._parameters[name], torch.from_numpy(arrays[f"{kind}/{name}"].copy()))
+                    for kind in _KINDS
                 }
+                tensor.copy_(parts.pop("master"))
+                self._adamw.state[tensor] = {"step": updates.clone(), **parts}
         self.round_into_network()
 
     def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
-        wanted = {f"{kind}/{name}": tuple(t.shape) for kind in ("master", "exp_avg", "exp_avg_sq")
-                  for name, t in self.tensors.items()} | {"updates": ()}  # fmt: skip
+        wanted = {f"{kind}/{name}": tuple(p.shape) for kind in _KINDS for name, p in self._parameters.items()}
+        wanted["updates"] = ()
         found = {name: array.shape for name, array in arrays.items()}
         if odd := sorted(wanted.items() ^ found.items()):
             raise ModelError(

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from etude.errors import RunError
+from etude.errors import LostRankError, RunError
 
 _READY = "rank {} is up"
 _JOIN = timedelta(minutes=3)
@@ -34,7 +34,7 @@ _JOIN = timedelta(minutes=3)
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """One process's place among `count`; alone, nothing is sent. Errors of all methods: RunError if another is gone."""
+    """One process's place among `count`; alone, nothing is sent. Errors of all methods: LostRankError."""
 
     rank: int = 0
     count: int = 1
@@ -54,6 +54,16 @@ class Ranks:
         for tensor in tensors:
             self._send(functools.partial(dist.broadcast, tensor, 0))
 
+    def tell(self, data: bytes) -> bytes:
+        """What rank 0 gave, on all ranks."""
+        size = torch.tensor([len(data)])
+        self._send(functools.partial(dist.broadcast, size, 0))
+        body = torch.empty(int(size), dtype=torch.uint8)
+        if self.rank == 0:
+            body.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        self._send(functools.partial(dist.broadcast, body, 0))
+        return body.numpy().tobytes()
+
     def spread(self, function: Callable[[Tensor], Tensor], parts: Sequence[Tensor]) -> list[Tensor]:
         """function(part) of every part, each computed on one rank; results have the parts' shapes."""
         owners = [number % self.count for number in range(len(parts))]
@@ -69,7 +79,7 @@ class Ranks:
         try:
             collective()
         except RuntimeError as error:
-            raise RunError(
+            raise LostRankError(
                 "a process of the fit is gone", cause=str(error).splitlines()[0],
                 hint="the same command goes on from the checkpoint",
             ) from error  # fmt: skip

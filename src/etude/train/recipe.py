@@ -27,8 +27,10 @@ class TrainRecipe:
     """Optimizer steps between checkpoints."""
     launch: str = "local"
     """Where the trainer runs: local, one process beside the orchestrator."""
+    ranks: int = 1
+    """Processes that the model is sharded over (FSDP2). 1 is fastest where the model fits one core's memory."""
     threads: int = 1
-    """Torch threads of the trainer's process."""
+    """Torch threads of each of the trainer's processes."""
     micro_batch_tokens: int = 6000
     """Cost of one forward and backward, in tokens; attention is counted in."""
 
@@ -39,7 +41,7 @@ class TrainRecipe:
             raise RecipeError(f"train.launch = {self.launch!r} is not supported", hint="local")
         if not (len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)):
             raise RecipeError(f"train.betas = {self.betas} must be two numbers in [0, 1)")
-        for name in ("checkpoint_every", "threads", "micro_batch_tokens"):
+        for name in ("checkpoint_every", "ranks", "threads", "micro_batch_tokens"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"train.{name} = {getattr(self, name)} must be at least 1")
         for name in ("clip_norm", "eps"):

@@ -24,11 +24,9 @@ import torch
 from etude.errors import MissingError
 from etude.frames import Handler, convert, read_file
 from etude.killpoints import reach
-from etude.models.load import Model
 from etude.train.checkpoint import Checkpoints
 from etude.train.client import Scored, TrainerState
-from etude.train.losses import Correction
-from etude.train.recipe import TrainRecipe
+from etude.train.lead import Lead
 from etude.train.step import Trainer
 from etude.types import Batch, Manifest, Sample, Version
 from etude.weights.background import Background, Then
@@ -40,36 +38,27 @@ from etude.weights.store import Store
 
 
 def open_trainer(
-    *,
-    model: Model,
-    store: Store,
-    checkpoints: Path,
-    recipe: TrainRecipe,
-    weights: WeightsRecipe,
-    correction: Correction,
-    temperature: float = 1.0,
+    trainer: Trainer, *, store: Store, checkpoints: Path, checkpoint_every: int, weights: WeightsRecipe
 ) -> TrainerService:
-    """A trainer that has resumed, and whose starting version is public.
+    """`trainer`, resumed, and its starting version public. Its other ranks follow (lead.py).
 
-    Errors: ModelError for a model that cannot be trained or is not the checkpoint's; RunError, StoreError for a damaged
-    run; LostRaceError if another trainer starts at the same time and later.
+    Errors: ModelError for a model that is not the checkpoint's; RunError, StoreError for a damaged run; LostRaceError
+    if another trainer starts at the same time and later.
     """
-    trainer = Trainer(
-        model, recipe, publish_dtype=weights.publish_dtype, correction=correction, temperature=temperature
-    )
+    lead = Lead(trainer)
     saved = Checkpoints(checkpoints, store)
     name = saved.resume_from()
     parent = None
     if name is not None:
         loaded = saved.load(name)
-        trainer.masters.restore(loaded.tensors)
-        trainer.step, parent = loaded.state.step, loaded.state.version
+        lead.restore(loaded.state.step, loaded.tensors)
+        parent = loaded.state.version
         torch.set_rng_state(torch.from_numpy(loaded.state.random.copy()))
     record = take_incarnation(store, parent=parent, checkpoint=name)
     saved.sweep()
     publisher = Publisher(store, record, parent=_manifest(store, parent))
     collector = Collector(store, keep_anchors=weights.keep_anchors, grace_s=weights.grace_s)
-    service = TrainerService(trainer, Background(publisher, collector), saved, recipe.checkpoint_every)
+    service = TrainerService(lead, Background(publisher, collector), saved, checkpoint_every)
     service.start()
     return service
 
@@ -86,9 +75,7 @@ def _manifest(store: Store, version: Version | None) -> Manifest | None:
 class TrainerService:
     """What the process serves. Made by `open_trainer`."""
 
-    def __init__(
-        self, trainer: Trainer, background: Background, checkpoints: Checkpoints, checkpoint_every: int
-    ) -> None:
+    def __init__(self, trainer: Lead, background: Background, checkpoints: Checkpoints, checkpoint_every: int) -> None:
         self._trainer = trainer
         self._background = background
         self._checkpoints = checkpoints
@@ -134,6 +121,7 @@ class TrainerService:
         """Publish what waits, then end the threads. Errors: StoreError, LostRaceError."""
         self._thread.shutdown()
         self._background.close()
+        self._trainer.close()
 
     def _is_current(self, version: Version) -> bool:
         """Whether `version` holds the weights as they are: ours of this step, or the one that we resumed from."""
@@ -143,11 +131,11 @@ class TrainerService:
 
     def _publish(self, *, checkpoint: bool = False) -> None:
         then = self._saving() if checkpoint else None
-        self._background.submit(self._trainer.step, self._trainer.masters.published(), then=then)
+        self._background.submit(self._trainer.step, self._trainer.published(), then=then)
 
     def _saving(self) -> Then:
         """What writes the checkpoint of the weights as they are now, once their version is committed."""
-        step, tensors = self._trainer.step, self._trainer.masters.state()
+        step, tensors = self._trainer.step, self._trainer.state()
         random = torch.get_rng_state().numpy().copy()
 
         def save(manifest: Manifest) -> None:

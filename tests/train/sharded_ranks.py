@@ -1,0 +1,20 @@
+"""The ranks after the first of sharded trainers; apart, so that another process can import it."""
+
+from __future__ import annotations
+
+from etude.train.lead import follow
+from etude.train.losses import Correction
+from etude.train.ranks import Ranks
+from etude.train.recipe import TrainRecipe
+from etude.train.step import Trainer
+from tiny import tiny_model
+
+
+def trainer_of(ranks: Ranks, family: str, publish_dtype: str = "float32", micro_batch_tokens: int = 40) -> Trainer:
+    recipe = TrainRecipe(lr=1e-2, micro_batch_tokens=micro_batch_tokens)
+    correction = Correction(kind="truncated", clip=2.0)
+    return Trainer(tiny_model(family), recipe, publish_dtype=publish_dtype, correction=correction, ranks=ranks)
+
+
+def serve(ranks: Ranks, family: str, publish_dtype: str = "float32") -> None:
+    follow(trainer_of(ranks, family, publish_dtype))
