@@ -18,6 +18,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 BANDS = (
     ("cli", "worker"),
     ("build",),
+    ("roles",),
     ("report",),
     ("rl",),
     ("bench", "tasks"),

@@ -1,6 +1,6 @@
-"""Recipe + role -> live objects. The only place that wires rooms together.
+"""Recipe -> live objects of a command. This, and roles.py for worker processes, is where rooms are wired together.
 
-Commands and worker processes come here; everything heavy is imported by the function that needs it, so that checking a
+Commands come here; everything heavy is imported by the function that needs it, so that checking a
 recipe loads no torch.
 """
 
@@ -10,25 +10,19 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude import config
-from etude.errors import EtudeError, RecipeError, RunError
+from etude.errors import RecipeError, RunError
 
 if TYPE_CHECKING:
-    from etude.frames import Handler
     from etude.protocols import Recorder
     from etude.rl.run_folder import RunFolder
     from etude.rl.stage import RLStage
     from etude.train.pretrain_recipe import PretrainRecipe, SFTRecipe
     from etude.train.ranks import Ranks
-    from etude.train.step import Trainer
-
-_RETRY_S = 1.0
-"""Between two tries of a weight store that fails; each failure is a line in the engine's log."""
 
 
 def stages() -> dict[str, type[Any]]:
@@ -75,98 +69,6 @@ def saved_recipe(run: Path) -> RLStage:
 def store_url(run: Path) -> str:
     """Where a run publishes its versions."""
     return saved_recipe(run).weights.url(run)
-
-
-# Worker processes
-
-
-async def worker_handlers(run: Path, role: str, stack: contextlib.AsyncExitStack) -> dict[str, Handler]:
-    """What the process of this role serves. Errors: RunError for an unknown role."""
-    stage = saved_recipe(run)
-    kind = role.partition("-")[0]
-    if kind == "trainer":
-        return await asyncio.to_thread(_trainer, run, stage, stack)
-    if kind in ("engine", "eval"):
-        return await _engine(run, stage, role, stack, follows=kind == "engine")
-    raise RunError(f"no worker role {role!r}", hint="trainer, engine, eval-N")
-
-
-def num_ranks(run: Path, role: str) -> int:
-    """Processes of this role."""
-    return saved_recipe(run).train.ranks if role == "trainer" else 1
-
-
-def follow_trainer(run: Path) -> None:
-    """What the trainer's ranks after the first do."""
-    from etude.train.launch import joined
-    from etude.train.lead import follow
-
-    follow(_new_trainer(saved_recipe(run), joined()))
-
-
-def _new_trainer(stage: RLStage, ranks: Ranks | None = None) -> Trainer:
-    """A trainer with the model that the run begins with."""
-    from etude.models.load import load_model
-    from etude.train.losses import Correction
-    from etude.train.step import Trainer
-
-    return Trainer(
-        load_model(stage.model.path), stage.train, publish_dtype=stage.weights.publish_dtype, ranks=ranks,
-        correction=Correction(kind=stage.rl.correction, clip=stage.rl.clip),
-    )  # fmt: skip
-
-
-def _trainer(run: Path, stage: RLStage, stack: contextlib.AsyncExitStack) -> dict[str, Handler]:
-    from etude.train.launch import joined
-    from etude.train.service import open_trainer
-    from etude.weights.store import open_store
-
-    trainer = open_trainer(
-        _new_trainer(stage, joined() if stage.train.ranks > 1 else None),
-        store=open_store(stage.weights.url(run)),
-        checkpoints=run / "checkpoints",
-        checkpoint_every=stage.train.checkpoint_every,
-        weights=stage.weights,
-    )
-    stack.callback(trainer.close)
-    return trainer.handlers()
-
-
-async def _engine(
-    run: Path, stage: RLStage, role: str, stack: contextlib.AsyncExitStack, *, follows: bool
-) -> dict[str, Handler]:
-    from etude.inference.service import handlers
-    from etude.inference.torch_engine import TorchEngine
-    from etude.models.load import load_model
-    from etude.weights.store import open_store
-    from etude.weights.subscribe import Subscriber, fetch
-
-    store = open_store(stage.weights.url(run))
-
-    async def download(manifest: Any) -> Any:
-        return await asyncio.to_thread(fetch, store, manifest)
-
-    model = await asyncio.to_thread(load_model, stage.model.path, dtype=stage.weights.publish_dtype)
-    engine = TorchEngine(model, stage.engine, fetch=download)
-    stack.push_async_callback(engine.close)
-    if follows:
-        reader = Subscriber(store, holder=f"{run.name}-{role}", poll_s=stage.weights.poll_s)
-
-        async def follow() -> None:
-            served = None
-            while True:
-                try:
-                    async for manifest in reader.manifests():
-                        await engine.load(manifest)
-                        served = manifest.version
-                except EtudeError as error:  # it serves what it has until the store answers, or a newer version loads
-                    print(f"no newer version can be loaded: {error}", file=sys.stderr, flush=True)
-                    reader.resume(served)
-                    await asyncio.sleep(_RETRY_S)
-
-        following = asyncio.create_task(follow())
-        stack.callback(following.cancel)
-    return handlers(engine)
 
 
 # The orchestrator of a run
@@ -256,6 +158,7 @@ def _retrain(run: Path) -> list[str]:
     from etude.metrics import progress
     from etude.rl.retrain import retrain
     from etude.rl.run_folder import RunFolder
+    from etude.roles import new_trainer
     from etude.train.lead import Lead
     from etude.train.ranks import together
     from etude.weights.manifests import read_manifest
@@ -271,7 +174,7 @@ def _retrain(run: Path) -> list[str]:
         together(stage.train.ranks, _follow_retraining, run) as ranks,
         progress("train again", total=folder.info()["steps"]) as bar,
     ):
-        trainer = Lead(_new_trainer(stage, ranks))
+        trainer = Lead(new_trainer(stage, ranks))
         try:
             return retrain(
                 folder, trainer, published=published, progress=lambda done, total: bar.advance(),
@@ -282,9 +185,10 @@ def _retrain(run: Path) -> list[str]:
 
 
 def _follow_retraining(ranks: Ranks, run: Path) -> None:
+    from etude.roles import new_trainer
     from etude.train.lead import follow
 
-    follow(_new_trainer(saved_recipe(run), ranks))
+    follow(new_trainer(saved_recipe(run), ranks))
 
 
 # Other commands

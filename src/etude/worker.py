@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from etude.frames import Server
+from etude.rl.stage import RLStage
 
 
 def _die_with_parent(parent: int) -> None:
@@ -27,25 +28,27 @@ def _die_with_parent(parent: int) -> None:
 
 def run_role(run: Path, role: str, socket: Path) -> None:
     """Until the process is killed; a trainer's ranks after the first until the first ends."""
-    from etude.build import follow_trainer, num_ranks
+    from etude.build import saved_recipe
+    from etude.roles import follow_trainer, num_ranks
 
-    count = num_ranks(run, role)
+    stage = saved_recipe(run)
+    count = num_ranks(stage, role)
     if count > 1:
         from etude.train.launch import is_rank, run_ranks
 
         if not is_rank():
             return run_ranks("etude.worker", [str(run), role, str(socket), str(os.getpid())], count)
         if os.environ["RANK"] != "0":
-            return follow_trainer(run)
-    asyncio.run(serve(run, role, socket))
+            return follow_trainer(stage)
+    asyncio.run(serve(run, stage, role, socket))
 
 
-async def serve(run: Path, role: str, socket: Path) -> None:
+async def serve(run: Path, stage: RLStage, role: str, socket: Path) -> None:
     """Serve until the process is killed."""
-    from etude.build import worker_handlers
+    from etude.roles import handlers_of
 
     async with contextlib.AsyncExitStack() as stack:
-        server = Server(await worker_handlers(run, role, stack))
+        server = Server(await handlers_of(run, stage, role, stack))
         await server.listen(socket)
         await asyncio.Event().wait()
 

@@ -17,7 +17,7 @@ from tiny import tiny_model
 from train.batches import make_batch
 from train.sharded_ranks import serve, trainer_of
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 TOLERANCE, WORST = 2e-5, 1e-3
 """Of 999 in 1,000 weights, and of each, after a few steps of 1e-2: sums are made in another order, and AdamW enlarges
 what that does to a gradient of nearly 0."""

@@ -112,8 +112,13 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder. Errors: RunError naming the process that holds it."""
-        with (self.path / "lock").open("a+") as file:
+        """Hold the folder. Errors: RunError naming the process that holds it, or that nothing can be written here."""
+        try:
+            opened = (self.path / "lock").open("a+")
+        except OSError as error:
+            hint = "make the folder writable (is its disk mounted read-only?); the same command goes on"
+            raise RunError(f"{self.path} cannot be written", cause=str(error), hint=hint) from error
+        with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -133,7 +138,7 @@ class RunFolder:
         path = self.path / "lock"
         if not path.exists():
             return None
-        with path.open("r+") as file:
+        with path.open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -1,0 +1,111 @@
+"""Recipe + role -> what a worker process serves: a trainer, an engine that follows the store, or one that does not.
+
+Everything heavy is imported by the function that needs it. What it does not do: the process itself (worker.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from etude.errors import EtudeError, RunError
+
+if TYPE_CHECKING:
+    from etude.frames import Handler
+    from etude.rl.stage import RLStage
+    from etude.train.ranks import Ranks
+    from etude.train.step import Trainer
+
+_RETRY_S = 1.0
+"""Between two tries of a weight store that fails; each failure is a line in the engine's log."""
+
+
+async def handlers_of(run: Path, stage: RLStage, role: str, stack: contextlib.AsyncExitStack) -> dict[str, Handler]:
+    """What the process of this role serves. Errors: RunError for an unknown role."""
+    kind = role.partition("-")[0]
+    if kind == "trainer":
+        return await asyncio.to_thread(_trainer, run, stage, stack)
+    if kind in ("engine", "eval"):
+        return await _engine(run, stage, role, stack, follows=kind == "engine")
+    raise RunError(f"no worker role {role!r}", hint="trainer, engine, eval-N")
+
+
+def num_ranks(stage: RLStage, role: str) -> int:
+    """Processes of this role."""
+    return stage.train.ranks if role == "trainer" else 1
+
+
+def follow_trainer(stage: RLStage) -> None:
+    """What the trainer's ranks after the first do."""
+    from etude.train.launch import joined
+    from etude.train.lead import follow
+
+    follow(new_trainer(stage, joined()))
+
+
+def new_trainer(stage: RLStage, ranks: Ranks | None = None) -> Trainer:
+    """A trainer with the model that the run begins with."""
+    from etude.models.load import load_model
+    from etude.train.losses import Correction
+    from etude.train.step import Trainer
+
+    return Trainer(
+        load_model(stage.model.path), stage.train, publish_dtype=stage.weights.publish_dtype, ranks=ranks,
+        correction=Correction(kind=stage.rl.correction, clip=stage.rl.clip),
+    )  # fmt: skip
+
+
+def _trainer(run: Path, stage: RLStage, stack: contextlib.AsyncExitStack) -> dict[str, Handler]:
+    from etude.train.launch import joined
+    from etude.train.service import open_trainer
+    from etude.weights.store import open_store
+
+    trainer = open_trainer(
+        new_trainer(stage, joined() if stage.train.ranks > 1 else None),
+        store=open_store(stage.weights.url(run)),
+        checkpoints=run / "checkpoints",
+        checkpoint_every=stage.train.checkpoint_every,
+        weights=stage.weights,
+    )
+    stack.callback(trainer.close)
+    return trainer.handlers()
+
+
+async def _engine(
+    run: Path, stage: RLStage, role: str, stack: contextlib.AsyncExitStack, *, follows: bool
+) -> dict[str, Handler]:
+    from etude.inference.service import handlers
+    from etude.inference.torch_engine import TorchEngine
+    from etude.models.load import load_model
+    from etude.weights.store import open_store
+    from etude.weights.subscribe import Subscriber, fetch
+
+    store = open_store(stage.weights.url(run))
+
+    async def download(manifest: Any) -> Any:
+        return await asyncio.to_thread(fetch, store, manifest)
+
+    model = await asyncio.to_thread(load_model, stage.model.path, dtype=stage.weights.publish_dtype)
+    engine = TorchEngine(model, stage.engine, fetch=download)
+    stack.push_async_callback(engine.close)
+    if follows:
+        reader = Subscriber(store, holder=f"{run.name}-{role}", poll_s=stage.weights.poll_s)
+
+        async def follow() -> None:
+            served = None
+            while True:
+                try:
+                    async for manifest in reader.manifests():
+                        await engine.load(manifest)
+                        served = manifest.version
+                except EtudeError as error:  # it serves what it has until the store answers, or a newer version loads
+                    print(f"no newer version can be loaded: {error}", file=sys.stderr, flush=True)
+                    reader.resume(served)
+                    await asyncio.sleep(_RETRY_S)
+
+        following = asyncio.create_task(follow())
+        stack.callback(following.cancel)
+    return handlers(engine)
