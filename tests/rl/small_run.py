@@ -54,7 +54,7 @@ tasks = {{ train = "{tasks}/train", heldout = "{tasks}/heldout", solve_rate = [0
 engine = {{ replicas = 1 }}
 sandbox = {{ spares = 2 }}
 agent = {{ max_turns = 4, reply_tokens = 48, max_episodes = 16 }}
-rl = {{ groups_per_step = 3, group_size = 4, min_group = 2, max_staleness = 1 }}
+rl = {{ groups_per_step = 3, group_size = 4, min_group = 2, max_staleness = 1, min_advantage = 0.0 }}
 train = {{ checkpoint_every = 2 }}
 eval = {{ k = 2, token_budget = 64, engines = 1 }}
 budget = {{ wall_s = 120.0, steps = {steps} }}
