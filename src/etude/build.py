@@ -1,7 +1,6 @@
 """Recipe -> live objects of a command. This, and roles.py for worker processes, is where rooms are wired together.
 
-Commands come here; everything heavy is imported by the function that needs it, so that checking a
-recipe loads no torch.
+Everything heavy is imported by the function that needs it, so that checking a recipe loads no torch.
 """
 
 from __future__ import annotations

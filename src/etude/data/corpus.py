@@ -265,12 +265,13 @@ def documents(
                 right, broken, edits = plant(renderer.tokenizer, function.prelude, function.source, chosen)
             except ValueError:  # EditError is one: a fault that no unique edit undoes
                 continue
-            made = document(renderer, function.name, broken, edits)
+            tried: tuple[tuple[Edit, Edit], ...] = ()
             if count and all(fault.new_line for fault in (*chosen, *pool)):
                 offset = right.count("\n") - function.source.count("\n") - 1
                 tried = wrong_edits(renderer.tokenizer, broken, offset, rng.sample(pool, len(pool)), count)
-                longer = document(renderer, function.name, broken, edits, tried)
-                made = longer if len(longer.ids) <= max_tokens else made
+            made = document(renderer, function.name, broken, edits, tried)
+            if tried and len(made.ids) > max_tokens:
+                made = document(renderer, function.name, broken, edits)
             if len(made.ids) <= max_tokens:
                 yield number, made
 

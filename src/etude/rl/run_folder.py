@@ -114,24 +114,29 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Hold the folder. Errors: RunError naming the process that holds it, or that nothing can be written here."""
         try:
-            opened = (self.path / "lock").open("a+")
+            opened = (self.path / "lock").open("a+b", buffering=0)
         except OSError as error:
-            hint = "make the folder writable (is its disk mounted read-only?); the same command goes on"
-            raise RunError(f"{self.path} cannot be written", cause=str(error), hint=hint) from error
+            raise self._unwritable(error) from error
         with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 file.seek(0)
-                holder = file.read().strip() or "another process"
+                holder = file.read().decode().strip() or "another process"
                 hint = f"`etude runs stop {self.path.name}` ends it"
                 raise RunError(
                     f"run {self.path.name} is in use", cause=f"process {holder} works on it", hint=hint
                 ) from error
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            try:
+                file.truncate(0)
+                file.write(str(os.getpid()).encode())
+            except OSError as error:
+                raise self._unwritable(error) from error
             yield
+
+    def _unwritable(self, error: OSError) -> RunError:
+        hint = "make the folder writable (is its disk full, or mounted read-only?); the same command goes on"
+        return RunError(f"{self.path} cannot be written", cause=str(error), hint=hint)
 
     def holder(self) -> int | None:
         """Process id of whoever holds the lock now, else None."""

@@ -105,11 +105,9 @@ class Masters:
     def _norm(self, grads: Mapping[str, Tensor]) -> Tensor:
         """Of the whole gradient."""
         norm = nn.utils.get_total_norm(list(grads.values()))
-        if self._shards.ranks.count > 1:
-            square = norm.double().square()
-            self._shards.ranks.add(square)
-            norm = square.sqrt().to(norm.dtype)
-        return norm
+        square = norm.double().square()  # exact, so that alone nothing is rounded
+        self._shards.ranks.add(square)
+        return square.sqrt().to(norm.dtype)
 
     @torch.no_grad()
     def round_into_network(self) -> None:
@@ -147,7 +145,7 @@ class Masters:
     def state(self) -> dict[str, np.ndarray]:
         """Masters and optimizer state, by name: `master/...`, `exp_avg/...`, `exp_avg_sq/...`, `updates`. Copies.
 
-        All ranks call it.
+        All ranks call it; others than rank 0 keep nothing of it.
         """
         arrays: dict[str, np.ndarray] = {}
         updates = 0
@@ -156,7 +154,8 @@ class Masters:
             for kind in _KINDS:
                 part = tensor if kind == "master" else moments[kind] if moments else torch.zeros_like(tensor)
                 whole = self._shards.whole(self._parameters[name], part.detach())
-                arrays[f"{kind}/{name}"] = whole.detach().numpy().copy()
+                if self._shards.ranks.rank == 0:
+                    arrays[f"{kind}/{name}"] = whole.detach().numpy().copy()
             updates = int(moments["step"]) if moments else 0
         arrays["updates"] = np.array(updates, np.int64)
         return arrays
