@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from etude.errors import ModelError
-from etude.train.optimizer import Masters, from_stored, to_stored
+from etude.train.optimizer import Masters, from_stored, output_scales, to_stored
 from etude.train.recipe import TrainRecipe
 from etude.weights.publish import DTYPES
-from tiny import tiny_model
+from tiny import ALL, tiny_model
 
 
 def masters(family: str = "qwen3_moe", publish_dtype: str = "float32", **recipe: object) -> Masters:
@@ -53,6 +53,35 @@ def test_the_gradient_is_clipped_to_its_global_norm_and_adamw_is_torchs_own() ->
     reference.step()
     for ours, theirs in zip(network.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_the_output_scale_is_the_last_norm(family: str) -> None:
+    (name,) = output_scales(tiny_model(family))
+    assert name.endswith("model.norm.weight")
+
+
+def test_the_output_scale_moves_as_one_number_at_its_own_rate_and_nothing_else_changes() -> None:
+    kept, plain = (masters("qwen3", lr=1e-3, weight_decay=0.0, output_scale_rate=rate) for rate in (50.0, 1.0))
+    (name,) = output_scales(tiny_model("qwen3"))
+    before = kept.tensors[name].detach().clone()
+    for each in (kept, plain):
+        for number, parameter in enumerate(each._model.network.parameters()):
+            parameter.grad = torch.linspace(-1, 1.5, parameter.numel()).view(parameter.shape) * 1e-3 * (number + 1)
+    assert kept.step() == plain.step()
+    torch.testing.assert_close(kept.tensors[name], before - 0.05 * before.sign(), rtol=1e-4, atol=1e-6)
+    assert len({round(float(step), 5) for step in (plain.tensors[name] - before).detach()}) > 1
+    for other, tensor in kept.tensors.items():
+        assert torch.equal(tensor, plain.tensors[other]) == (other != name)
+
+
+def test_a_learning_rate_of_nothing_leaves_the_output_scale() -> None:
+    kept = masters("qwen3", lr=0.0, output_scale_rate=50.0)
+    before = {name: tensor.clone() for name, tensor in kept.tensors.items()}
+    for parameter in kept._model.network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    kept.step()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in kept.tensors.items())
 
 
 def test_state_of_another_model_is_refused_and_changes_nothing() -> None:

@@ -13,7 +13,8 @@ from etude.train.recipe import TrainRecipe
 @pytest.mark.parametrize(
     "settings",
     [{"optimizer": "sgd"}, {"launch": "ray"}, {"lr": -1.0}, {"lr": float("nan")}, {"betas": (0.9, 1.0)}, {"threads": 0},
-     {"clip_norm": 0.0}, {"checkpoint_every": 0}, {"micro_batch_tokens": 0}, {"weight_decay": -0.1}, {"eps": 0.0}],
+     {"clip_norm": 0.0}, {"checkpoint_every": 0}, {"micro_batch_tokens": 0}, {"weight_decay": -0.1}, {"eps": 0.0},
+     {"output_scale_rate": -1.0}],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused(settings: dict[str, object]) -> None:
     with pytest.raises(RecipeError, match=f"train.{next(iter(settings))}"):

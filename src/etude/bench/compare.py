@@ -16,6 +16,9 @@ from etude.bench.suite import SuiteResult, TaskResult
 from etude.errors import RunError
 from etude.types import Noun
 
+MIN_WHOLE = 0.95
+"""Share of a suite's tasks that a measurement needs."""
+
 
 class Row(Noun, frozen=True):
     """One policy. Rates are means over tasks of unbiased estimates."""
@@ -85,11 +88,17 @@ def compare(results: Sequence[SuiteResult], *, seed: int = 0) -> Comparison:
 
 
 def row_of(result: SuiteResult) -> Row:
-    """One policy by itself, over the tasks that have all k attempts. Errors: RunError if none has."""
+    """One policy by itself, over the tasks that have all k attempts.
+
+    Errors: RunError if those are too few: what broken machines leave over is no fair draw of the suite.
+    """
     whole = [task for task in result.tasks if len(task.attempts) >= result.k]
-    if not whole:
+    if not whole or len(whole) < MIN_WHOLE * len(result.tasks):
+        lost = sum(task.lost for task in result.tasks)
         raise RunError(
-            f"{result.label}: no task was attempted {result.k} times", cause="machines broke; see the faults"
+            f"{result.label}: only {len(whole)} of {len(result.tasks)} tasks were attempted {result.k} times",
+            cause=f"broken machines lost {lost} attempts",
+            hint="the run's logs say why; the same command measures again",
         )
     return _row(result, whole)
 

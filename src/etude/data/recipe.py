@@ -56,8 +56,8 @@ class TranscriptSettings:
     """Share that runs the tests before the first edit."""
     wrong_edits: tuple[float, ...] = (0.45, 0.3, 0.15, 0.1)
     """Shares with 0, 1, 2, ... wrong edits before the right one."""
-    slip: float = 0.1
-    """Share in which an edit is refused (its line is wrong) before it is made well."""
+    own_edits: int = 4
+    """The model's own first edits that are tried at each task; those that fail come before planted wrong ones."""
     give_up: float = 0.15
     """Chance, after each failing test of a wrong edit, that the transcript ends there."""
     test_after: float = 0.65
@@ -68,12 +68,14 @@ class TranscriptSettings:
     """Of all choices."""
 
     def __post_init__(self) -> None:
-        for name in ("read_first", "test_first", "slip", "give_up", "test_after"):
+        for name in ("read_first", "test_first", "give_up", "test_after"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RecipeError(f"transcripts.{name} = {getattr(self, name)} must be a share", hint="from 0 to 1")
         _check_shares("transcripts.wrong_edits", self.wrong_edits)
         if self.per_task < 1 or self.max_tokens < 1:
             raise RecipeError("transcripts.per_task and transcripts.max_tokens must be at least 1")
+        if self.own_edits < 0:
+            raise RecipeError(f"transcripts.own_edits = {self.own_edits} must not be negative")
 
 
 def _check_shares(name: str, shares: tuple[float, ...]) -> None:

@@ -170,9 +170,9 @@ async def _measure(parts: Parts, manifest: Manifest, labels: dict[str, bool]) ->
                     progress=lambda done, total, solved: bar.advance(),
                     on_episode=_keeper(writer, tasks, label.partition("-")[0], manifest.version.step),
                 )
+            row: dict[str, Any] = {"when": label, "step": manifest.version.step, **_measured(row_of(result))}
             write_file(_file(parts.folder, label), result)
             reach("eval-written")
-            row: dict[str, Any] = {"when": label, "step": manifest.version.step, **_measured(row_of(result))}
             parts.recorder.record("eval", row)
             ConsoleRecorder(None).record("eval", row)
     finally:

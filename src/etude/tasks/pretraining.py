@@ -37,7 +37,7 @@ _HARNESS_TEXT = (
 
 
 def build(functions: Path, folder: Path, settings: CorpusSettings, *, workers: int = 2,
-          progress: Callable[[str, float], None] = lambda what, share: None) -> None:  # fmt: skip
+          progress: Callable[[float], None] = lambda share: None) -> None:  # fmt: skip
     """Write tokenizer.json, corpus.bin, probes.bin and corpus.json into `folder`.
 
     Errors: TaskError if there are no functions of split `base`; ModelError if they are too few for the tokenizer.
@@ -50,7 +50,6 @@ def build(functions: Path, folder: Path, settings: CorpusSettings, *, workers: i
     folder.mkdir(parents=True, exist_ok=True)
     base.sort(key=lambda function: hashlib.blake2b(f"{settings.seed} {function.body_key}".encode()).digest())
     probes, rest = base[: settings.num_probes], base[settings.num_probes :]
-    progress("tokenizer", 0.0)
     made = tokenizer.Tokenizer(tokenizer.train(_texts(rest), settings.vocab_size))
     made.save(folder)
     selected = [(function, passes) for function in rest if (passes := _passes(function, settings))]
@@ -60,7 +59,7 @@ def build(functions: Path, folder: Path, settings: CorpusSettings, *, workers: i
         jobs = ((str(folder), chunk, settings) for chunk in chunks)
         for number, part in enumerate(pool.imap(_documents_of, jobs), 1):
             found += part
-            progress("corpus", number / len(chunks))
+            progress(number / len(chunks))
     held = [
         document
         for _, document in corpus.documents(

@@ -30,6 +30,23 @@ _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", to
           torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}  # fmt: skip
 
 
+def output_scales(model: Model) -> set[str]:
+    """Name of the last norm's weights, which scale what the logits are made of.
+
+    Errors: ModelError for a network that ends otherwise.
+    """
+    weights = (getattr(module, "weight", None) for module in model.network.base_model.children())
+    last = {id(weight) for weight in weights if weight is not None and weight.dim() == 1}
+    names = {name for name, parameter in model.network.named_parameters() if id(parameter) in last}
+    if not names:
+        raise ModelError(
+            f"{model.family!r} has no last norm",
+            cause="train.output_scale_rate is about its weights",
+            hint="leave the rate at 1",
+        )
+    return names
+
+
 class Masters:
     """The weights that are trained, by the network's own parameter names, with their optimizer."""
 
@@ -44,7 +61,7 @@ class Masters:
         self._model = model
         self._shards: Shards = shards or Whole()
         self._public = public or model
-        self._clip_norm, self._lr = recipe.clip_norm, recipe.lr
+        self._clip_norm = recipe.clip_norm
         self._rounding = _ROUNDINGS[publish_dtype]
         self._parameters = dict(model.network.named_parameters())
         for name, parameter in self._parameters.items():
@@ -62,9 +79,15 @@ class Masters:
             for local in (self._shards.local(parameter),)
         }
         self.round_into_network()
+        self._scales = output_scales(model) if recipe.output_scale_rate != 1.0 else set()
         decayed = [tensor for tensor in self.tensors.values() if tensor.dim() >= 2]
-        others = [tensor for tensor in self.tensors.values() if tensor.dim() < 2]
-        groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        others = [tensor for name, tensor in self.tensors.items() if tensor.dim() < 2 and name not in self._scales]
+        groups = [
+            {"params": decayed, "weight_decay": recipe.weight_decay, "peak": recipe.lr},
+            {"params": others, "weight_decay": 0.0, "peak": recipe.lr},
+            {"params": [self.tensors[name] for name in sorted(self._scales)], "weight_decay": 0.0,
+             "peak": recipe.lr * recipe.output_scale_rate},
+        ]  # fmt: skip
         self._adamw = torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=True
         )
@@ -95,12 +118,22 @@ class Masters:
             raise RunError("the gradient is not finite", hint="lower train.lr, or look at the last batch")
         for name, grad in grads.items():
             self.tensors[name].grad = grad.mul_((self._clip_norm / (norm + 1e-6)).clamp(max=1.0))
+        for name in sorted(self._scales):
+            self._move_together(name)
         for group in self._adamw.param_groups:
-            group["lr"] = self._lr * rate
+            group["lr"] = group["peak"] * rate
         self._adamw.step()
         self.round_into_network()
         self.zero_grad()
         return float(norm)
+
+    def _move_together(self, name: str) -> None:
+        """Leave of a gradient what changes the scale of the weights as a whole: all of them then take the same step."""
+        weights, grad = self.tensors[name], self.tensors[name].grad
+        assert grad is not None
+        products = torch.stack(((grad * weights).sum(), weights.square().sum()))
+        self._shards.ranks.add(products)
+        grad.copy_(weights * (products[0] / products[1]))
 
     def _norm(self, grads: Mapping[str, Tensor]) -> Tensor:
         """Of the whole gradient."""

@@ -13,6 +13,9 @@ class TrainRecipe:
 
     lr: float = 5e-5
     """Step size. 0 trains nothing: the control run."""
+    output_scale_rate: float = 1.0
+    """Times lr: the step size of the last norm's weights; with another rate than 1 they move together, as one number.
+    They scale the logits, so they are the policy's temperature, and far from 0: a short run of steps of lr leaves it."""
     optimizer: str = "adamw"
     """adamw (Loshchilov and Hutter, arXiv 1711.05101)."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -47,6 +50,6 @@ class TrainRecipe:
         for name in ("clip_norm", "eps"):
             if not getattr(self, name) > 0:
                 raise RecipeError(f"train.{name} = {getattr(self, name)} must be positive")
-        for name in ("lr", "weight_decay"):
+        for name in ("lr", "output_scale_rate", "weight_decay"):
             if not getattr(self, name) >= 0:
                 raise RecipeError(f"train.{name} = {getattr(self, name)} must not be negative")
