@@ -2,7 +2,7 @@
 
     python studies/learning.py                          # all arms without a result: hours; Ctrl-C, and go on later
     python studies/learning.py --arms shuffled lr-0     # some of them
-    python studies/learning.py --table                  # only the table of what is there
+    python studies/learning.py --table                  # only the table of what is there; --plot FILE.svg draws it
     python studies/learning.py --smoke                  # every arm for seconds: that the study runs, not what it says
 
     long            30 minutes, asynchronous                            async        10 minutes of the same
@@ -62,7 +62,7 @@ def run_arm(name: str, seed: int, runs: Path, *, smoke: bool) -> None:
     folder = runs / f"{name}-{seed}"
     if (folder / "result.json").exists():
         return
-    dials = (f"rl.seed={seed}", f"eval.seed={seed}", "eval.control_k=0", f"budget.wall_s={arm.wall_s}", *arm.dials)
+    dials = (f"rl.seed={seed}", f"eval.seed={seed}", f"budget.wall_s={arm.wall_s}", *arm.dials)
     command = [sys.executable, "-m", "etude.cli.main", "rl", "quickstart.toml", *dials, *(SMOKE if smoke else ()),
                "--run", folder.name, "--runs", str(runs)]  # fmt: skip
     print(f"{folder.name}: {' '.join(dials)}", flush=True)
@@ -143,6 +143,44 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_ROW, _LEFT, _WIDTH, _TOP = 44, 190, 860, 54
+_STYLE = (
+    ".t{font:14px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:#1c1f24}"
+    ".s{font-size:12.5px;fill:#5c636d}.grid{stroke:#e3e0d8}.ci{stroke:#2f6f6d;stroke-width:3}"
+    ".control{stroke:#b4552d;stroke-width:3}.seed{fill:none;stroke:#5c636d}"
+)
+
+
+def plot(rows: Sequence[dict[str, Any]]) -> str:
+    """SVG: a line an arm, its gain in points with the 95% interval, and a ring for each seed. Controls in red."""
+    spans = [100 * value for row in rows for value in (*row["gain"], *row["gains"])]
+    low, high = min(0.0, *spans) - 1, max(0.0, *spans) + 1
+
+    def x(points: float) -> float:
+        return round(_LEFT + (points - low) / (high - low) * (_WIDTH - _LEFT - 90), 1)
+
+    bottom = _TOP + _ROW * len(rows)
+    parts = ['<text class="t" x="14" y="28">Gain in pass@1 on held-out tasks, points, by arm</text>']
+    for tick in range(5 * int(low // 5 + 1), int(high) + 1, 5):
+        parts.append(f'<line class="grid" x1="{x(tick)}" y1="{_TOP - 12}" x2="{x(tick)}" y2="{bottom - 12}"/>')
+        parts.append(f'<text class="t s" x="{x(tick)}" y="{bottom + 6}" text-anchor="middle">{tick:+d}</text>')
+    for number, row in enumerate(rows):
+        y = _TOP + _ROW * number + 10
+        value, start, end = (100 * part for part in row["gain"])
+        kind = "ci" if ARMS[row["arm"]].must_gain else "control"
+        parts += [
+            f'<text class="t" x="14" y="{y}">{row["arm"]}</text>',
+            f'<text class="t s" x="14" y="{y + 16}">{row["train_s"] // 60} min, {row["seeds"]} seeds</text>',
+            f'<line class="{kind}" x1="{x(start)}" y1="{y}" x2="{x(end)}" y2="{y}"/>',
+            *(f'<circle class="seed" cx="{x(100 * seed)}" cy="{y}" r="5"/>' for seed in row["gains"]),
+            f'<text class="t" x="{_WIDTH - 70}" y="{y + 5}">{value:+.1f}</text>',
+        ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + 20}" role="img" '
+        f'aria-label="Gain in pass@1 by arm"><style>{_STYLE}</style>{"".join(parts)}</svg>\n'
+    )
+
+
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
     """What must hold and does not: controls that improve, arms that do not."""
     wrong = []
@@ -160,6 +198,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="folder of the arms' runs")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--json", type=Path, help="also write the table's numbers here")
+    parser.add_argument("--plot", type=Path, help="also draw the gains, as SVG, here")
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--smoke", action="store_true", help="every arm for seconds, one seed")
     chosen = parser.parse_args()
@@ -173,6 +212,8 @@ def main() -> None:
     print("\n".join(verdicts(rows)), file=sys.stderr)
     if chosen.json:
         chosen.json.write_text(json.dumps(rows, indent=1))
+    if chosen.plot and rows:
+        chosen.plot.write_text(plot(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 
 BANDS = (
-    ("cli", "worker"),
+    ("cli",),
+    ("worker", "stages"),
     ("build",),
     ("roles",),
     ("report",),
@@ -50,6 +51,7 @@ LONGER_FILES = {
 BROAD = {
     "frames.py": 1,  # a process boundary: whatever a handler raised, the caller must hear of it
     "inference/torch_engine.py": 1,  # the engine's thread: whatever ended it, every caller must hear of it
+    "roles.py": 1,  # whatever ended a worker's job, the process ends, and is replaced
     "agent/tools.py": 1,  # a bug in a tool is data for the agent and counted as `unknown`
     "sandbox/pool.py": 1,  # a task of its own: whoever waits for the sandbox must hear of it
     "tasks/probe.py": 2,  # runs functions of foreign packages, inside the sandbox

@@ -17,11 +17,8 @@ from etude import config
 from etude.errors import RecipeError, RunError
 
 if TYPE_CHECKING:
-    from etude.protocols import Recorder
     from etude.rl.run_folder import RunFolder
     from etude.rl.stage import RLStage
-    from etude.tasks.attempts import Attempts
-    from etude.train.pretrain_recipe import PretrainRecipe, SFTRecipe
     from etude.train.ranks import Ranks
 
 
@@ -53,6 +50,22 @@ def _check_rl(stage: RLStage) -> None:
 
     agent = stage.agent
     validate(stage.reward, context_tokens=agent.context_tokens, max_calls=agent.max_calls, max_turns=agent.max_turns)
+    if stage.weights.store.startswith("memory:"):
+        raise RecipeError(
+            f"weights.store = {stage.weights.store!r} is each process's own",
+            cause="trainer and engines are processes",
+            hint="file://{run}/weights, or s3://bucket/path",
+        )
+    if "run_tests" not in agent.tools:
+        raise RecipeError(
+            f"agent.tools = {list(agent.tools)} lacks run_tests",
+            cause="the control measures the start barred from finishing until a test passes",
+        )
+    if agent.finish_needs_pass:
+        raise RecipeError(
+            "agent.finish_needs_pass = true would hold in training alone",
+            cause="measurements set it themselves: true for the control, false for the others",
+        )
     if stage.rl.group_size > agent.max_episodes:
         raise RecipeError(
             f"rl.group_size = {stage.rl.group_size} exceeds agent.max_episodes = {agent.max_episodes}",
@@ -267,99 +280,6 @@ def check_task_file(address: str, limit: int | None) -> list[str]:
         return [f"{violation.task_id}: {violation.problem}: {violation.detail}" for violation in found]
 
     return asyncio.run(check())
-
-
-def run_stage(stage: str, recipe: Any) -> dict[str, Any]:
-    """Pretrain or fine-tune; returns what the stage measured last. Goes on where it was."""
-    from etude.frames import write_bytes
-    from etude.metrics import JsonlRecorder
-
-    folder = Path(recipe.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / "recipe.toml", config.resolved_text(stage, recipe).encode())
-    recorder = JsonlRecorder(folder / "metrics.jsonl")
-    try:
-        return _pretrain(recipe, recorder) if stage == "pretrain" else _sft(recipe, recorder)
-    finally:
-        recorder.close()
-
-
-@contextlib.contextmanager
-def _share_bar(description: str) -> Iterator[Callable[[float], None]]:
-    """A bar that is told which share is done."""
-    from etude.metrics import progress
-
-    done = 0
-    with progress(description, total=1000) as bar:
-
-        def advance(share: float) -> None:
-            nonlocal done
-            bar.advance(max(0, int(1000 * share) - done))
-            done = max(done, int(1000 * share))
-
-        yield advance
-
-
-def _pretrain(recipe: PretrainRecipe, recorder: Recorder) -> dict[str, Any]:
-    from etude.tasks import pretraining
-    from etude.train.pretrain import pretrain
-
-    folder = Path(recipe.folder)
-    if not (folder / pretraining.MANIFEST).exists():  # written last
-        with _share_bar("write documents") as advance:
-            pretraining.build(Path(recipe.functions), folder, recipe.corpus, workers=recipe.schedule.ranks,
-                              progress=advance)  # fmt: skip
-    with _share_bar("pretrain") as advance:
-        return pretrain(recipe, recorder, lambda share, _: advance(share))
-
-
-def _sft(recipe: SFTRecipe, recorder: Recorder) -> dict[str, Any]:
-    from etude.models.recipe import model_folder
-    from etude.tasks import transcripts
-    from etude.train.sft import sft
-
-    path = Path(recipe.folder) / transcripts.TRANSCRIPTS
-    if not path.exists():
-        attempts = asyncio.run(_own_attempts(recipe)) if recipe.transcripts.own_edits else {}
-        with _share_bar("write transcripts") as advance:
-            transcripts.build(recipe.tasks, model_folder(recipe.model), path, recipe.transcripts, attempts=attempts,
-                              workers=recipe.schedule.ranks, progress=advance)  # fmt: skip
-    with _share_bar("sft") as advance:
-        return sft(recipe, recorder, lambda share, _: advance(share))
-
-
-async def _own_attempts(recipe: SFTRecipe) -> Attempts:
-    """What the model tries first at each task; read again where that was found out before."""
-    from etude.data.render import open_renderer
-    from etude.frames import read_file, write_file
-    from etude.inference.recipe import EngineRecipe
-    from etude.inference.torch_engine import TorchEngine
-    from etude.metrics import progress
-    from etude.models.load import load_model
-    from etude.models.recipe import model_folder
-    from etude.sandbox.pool import NamespacePool
-    from etude.sandbox.recipe import SandboxRecipe
-    from etude.tasks.attempts import Tried, try_first_edits
-    from etude.tasks.file import load_tasks
-    from etude.types import Version
-
-    path = Path(recipe.folder) / "attempts.mp"
-    if path.exists():
-        return read_file(path, Tried).tasks
-    tasks, samples = load_tasks(recipe.tasks), recipe.transcripts.own_edits
-    renderer = open_renderer(model_folder(recipe.model), ["edit_file", "run_tests"])
-    engine = TorchEngine(load_model(recipe.model), EngineRecipe(threads=recipe.schedule.ranks))
-    try:
-        await engine.set_version(Version(incarnation=1, n=0, step=0))
-        async with NamespacePool(SandboxRecipe()) as pool:
-            with progress("try edits", total=len(tasks) * samples) as bar:
-                found = await try_first_edits(
-                    tasks, engine, renderer, pool, samples=samples, seed=recipe.transcripts.seed, progress=bar.advance
-                )
-    finally:
-        await engine.close()
-    write_file(path, Tried(tasks=found))
-    return found
 
 
 def examine() -> list[dict[str, str]]:

@@ -21,6 +21,7 @@ import functools
 import itertools
 import os
 import re
+import traceback
 import typing
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -234,6 +235,8 @@ class Server:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # the process boundary: whatever it was, the caller must hear of it
+            if not isinstance(error, EtudeError):
+                traceback.print_exc()
             with contextlib.suppress(ConnectionError):
                 writer.write(_frame({"id": number, "error": _error_body(error)}))
 

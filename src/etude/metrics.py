@@ -216,6 +216,8 @@ class ConsoleRecorder:
             self._wall_s, self._at = float(wall_s), time.monotonic()
         if kind == "eval":
             self._print(_eval_line(row))
+        elif kind in ("fault", "watchdog"):
+            self._print(f"{kind}: " + ", ".join(f"{name} {value}" for name, value in row.items()))
         elif kind == "step":
             row = {**row, "tokens_per_s": row.get("tokens_per_s", _rate(self._row, row))}
             self._row = row

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
+import traceback
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude.errors import EtudeError, RunError
+from etude.types import digest_of
 
 if TYPE_CHECKING:
     from etude.frames import Handler
@@ -74,6 +78,19 @@ def _trainer(run: Path, stage: RLStage, stack: contextlib.AsyncExitStack) -> dic
     return trainer.handlers()
 
 
+def _end_with(job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Run it; when it ends, however, the process ends: one that answers but does no work would not be replaced."""
+
+    async def run() -> None:
+        try:
+            await job
+        except Exception:
+            traceback.print_exc()
+        os._exit(1)
+
+    return asyncio.create_task(run())
+
+
 async def _engine(
     run: Path, stage: RLStage, role: str, stack: contextlib.AsyncExitStack, *, follows: bool
 ) -> dict[str, Handler]:
@@ -91,8 +108,9 @@ async def _engine(
     model = await asyncio.to_thread(load_model, stage.model.path, dtype=stage.weights.publish_dtype)
     engine = TorchEngine(model, stage.engine, fetch=download)
     stack.push_async_callback(engine.close)
+    stack.callback(_end_with(engine.ended()).cancel)
     if follows:
-        reader = Subscriber(store, holder=f"{run.name}-{role}", poll_s=stage.weights.poll_s)
+        reader = Subscriber(store, holder=f"{digest_of(str(run))[:16]}-{role}", poll_s=stage.weights.poll_s)
 
         async def follow() -> None:
             served = None
@@ -106,6 +124,5 @@ async def _engine(
                     reader.resume(served)
                     await asyncio.sleep(_RETRY_S)
 
-        following = asyncio.create_task(follow())
-        stack.callback(following.cancel)
+        stack.callback(_end_with(follow()).cancel)
     return handlers(engine)

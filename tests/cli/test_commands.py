@@ -42,6 +42,10 @@ def test_the_version_is_data_on_stdout(tmp_path: Path) -> None:
         (["rl", "quickstart.toml", "eval.every=-1"], "eval.every", "0"),
         (["rl", "quickstart.toml", "reward.length.coef=0.5"], "length", ""),
         (["rl", "quickstart.toml", "group_size"], "group_size", "key.path=value"),
+        (["rl", "quickstart.toml", 'agent.tools=["edit_file", "finish"]'], "run_tests", "control"),
+        (["rl", "quickstart.toml", "agent.finish_needs_pass=true"], "agent.finish_needs_pass", "control"),
+        (["rl", "quickstart.toml", "budget.wall_s=0"], "budget.wall_s", ""),
+        (["sft", "nano-sft.toml", "tasks=etude:repair/heldout"], "etude:repair/heldout", "base"),
         (["pretrain", "quickstart.toml"], "stage", "etude rl"),
         (["rl", "quickstart.toml", "--no-such-option"], "no-such-option", ""),
         (["tasks", "show", "etude:repair/trian"], "trian", "train"),
@@ -55,6 +59,26 @@ def test_a_wrong_word_is_a_usage_error_that_names_it(words: list[str], named: st
     assert hinted in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_another_fine_tuning_is_not_gone_on_with(tmp_path: Path) -> None:
+    from etude import config
+    from etude.train.pretrain_recipe import SFTRecipe
+
+    (tmp_path / "tuned").mkdir()
+    before = config.resolved_text("sft", SFTRecipe(folder="tuned", model="runs/one/model"))
+    (tmp_path / "tuned" / "recipe.toml").write_text(before)
+    done = etude("sft", "nano-sft.toml", "folder=tuned", "model=runs/other/model", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "tuned was made with another model" in done.stderr
+    assert "choose another folder" in done.stderr
+    assert (tmp_path / "tuned" / "recipe.toml").read_text() == before
+
+
+def test_a_store_without_a_version_is_not_sound(tmp_path: Path) -> None:
+    done = etude("weights", "verify", f"file://{tmp_path / 'typo'}", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "it holds no version" in done.stdout
 
 
 def test_a_run_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:

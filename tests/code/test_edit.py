@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,3 +58,11 @@ def test_a_successful_edit_changes_exactly_one_place(text: str, old: str, new: s
     head, tail = text.split(old, 1)
     assert edited == head + new + tail
     assert old not in tail
+
+
+def test_a_large_file_of_equal_letters_costs_no_more_than_reading_it() -> None:
+    start = time.process_time()
+    with pytest.raises(EditError, match="occurs 500000 times on line 2"):
+        apply_edit("b\n" + "a" * 500_000 + "\nb\n", "a", "c", line=2)
+    assert apply_edit("a" * 500_000 + "\na", "a", "c", line=2).endswith("\nc")
+    assert time.process_time() - start < 5

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from agreement_table import HEADER, measure
 from engine_driver import Reply, ask, reply, serving, teacher_forced, whole
 from etude.inference.torch_engine import TorchEngine
 from etude.models.load import Model, load_model
@@ -150,6 +152,25 @@ def test_tokens_are_drawn_from_the_models_distribution() -> None:
     likely = expected > 0.02
     chi_squared = ((counts - 600 * expected) ** 2 / (600 * expected))[likely].sum()
     assert chi_squared < 3 * likely.sum() + 10
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_the_trainer_scores_what_the_engine_sampled_with_routes_forced_and_free(family: str) -> None:
+    found = measure(family, lambda: tiny_model(family))
+    assert found.forced.size == 24 * 32
+    assert found.forced.max() < TOLERANCE
+    assert (found.free is not None) == bool(tiny_model(family).num_moe_layers)
+    # In float32 a router may fall out otherwise only where two experts are all but equal.
+    assert found.free is None or np.median(found.free) < TOLERANCE
+
+
+def test_the_table_of_support_has_every_family_and_no_number_above_the_tolerance() -> None:
+    text = (Path(__file__).parents[2] / "docs/support.md").read_text(encoding="utf-8")
+    table = text.split(HEADER)[1].split("\n\n")[0].strip().splitlines()
+    assert [row.split(" | ")[0].removeprefix("| ") for row in table] == [
+        *(f"{family}, tiny" for family in ALL), "etude-nano", "etude-nano, upcycled to four experts", "SmolLM2-135M",
+    ]  # fmt: skip
+    assert all(float(row.split(" | ")[3]) < TOLERANCE for row in table)
 
 
 @pytest.mark.slow

@@ -79,6 +79,12 @@ def test_an_epoch_trains_every_prompt_once_and_then_ends(tmp_path: Path) -> None
     assert bench.ledger.audit() == []
 
 
+@pytest.mark.parametrize("wrong", [{"wall_s": 0.0}, {"wall_s": float("nan")}, {"steps": 0}])
+def test_a_budget_of_nothing_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=f"budget.{next(iter(wrong))}"):
+        BudgetRecipe(**wrong)
+
+
 @pytest.mark.parametrize("max_staleness", [0, 1, 3])
 def test_staleness_stays_within_the_bound(tmp_path: Path, max_staleness: int) -> None:
     bench = Bench(tmp_path, max_staleness=max_staleness)
@@ -99,6 +105,13 @@ def test_a_dead_trainer_is_revived_and_its_batches_are_replayed_in_order(tmp_pat
         for key in batch.keys:
             survived[key] = survived.get(key, 0) + 1
     assert survived == dict.fromkeys(TASKS, 1)
+
+
+def test_a_trainer_that_dies_when_all_prompts_are_drawn_still_trains_them_all(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, SimulatedTrainer(dies_at=(14, 15)))
+    assert bench.run() == 15
+    assert bench.ledger.audit() == []
+    assert bench.ledger.counts()["batched"] == 60
 
 
 def test_a_run_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:

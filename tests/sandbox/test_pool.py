@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -78,6 +79,22 @@ def test_many_are_handed_out_at_once_and_all_are_gone_after_close() -> None:
     pids = asyncio.run(run())
     assert [pid for pid in pids if Path("/proc", str(pid)).exists()] == []
     assert groups_left() == []
+
+
+def test_a_host_without_free_descriptors_is_no_fault_of_the_files() -> None:
+    async def run() -> None:
+        async with NamespacePool(SandboxRecipe(spares=0, nice=0)) as pool:
+            await (await pool.acquire({"a": "1"})).close()
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+            try:
+                with pytest.raises(SandboxError, match="no sandbox can be started"):
+                    await pool.acquire({"a": "1"})
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            await (await pool.acquire({"a": "1"})).close()
+
+    asyncio.run(run())
 
 
 def test_no_more_than_max_running_are_handed_out() -> None:

@@ -102,10 +102,10 @@ def test_hash_seeds_are_those_asked_for() -> None:
 
 
 def test_a_machine_without_bubblewrap_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("shutil.which", lambda name, path=None: None)
     with pytest.raises(SandboxError, match="bubblewrap") as caught:
         Prober(hash_seed=1)
-    assert caught.value.hint == "apt install bubblewrap"
+    assert "apt install bubblewrap" in caught.value.hint
 
 
 def test_an_ended_process_is_an_error_not_an_answer() -> None:

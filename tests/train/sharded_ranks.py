@@ -11,7 +11,7 @@ from tiny import tiny_model
 
 
 def trainer_of(ranks: Ranks, family: str, publish_dtype: str = "float32", micro_batch_tokens: int = 40) -> Trainer:
-    recipe = TrainRecipe(lr=1e-2, micro_batch_tokens=micro_batch_tokens)
+    recipe = TrainRecipe(lr=1e-2, output_scale_rate=2.0, micro_batch_tokens=micro_batch_tokens)
     correction = Correction(kind="truncated", clip=2.0)
     return Trainer(tiny_model(family), recipe, publish_dtype=publish_dtype, correction=correction, ranks=ranks)
 

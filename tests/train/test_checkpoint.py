@@ -131,3 +131,17 @@ def test_a_disk_that_refuses_is_a_store_error_and_leaves_nothing(tmp_path: Path,
     with pytest.raises(StoreError, match="cannot write checkpoint"):
         save(checkpoints, publisher, 1, fence=full)
     assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_the_pin_of_a_checkpoint_that_never_came_to_be_is_swept(tmp_path: Path, store: Store) -> None:
+    checkpoints, publisher = Checkpoints(tmp_path / "c", store), Publisher(store, take_incarnation(store))
+    save(checkpoints, publisher, 1)
+
+    def fence() -> None:
+        raise LostRaceError("a later trainer has started")
+
+    with pytest.raises(LostRaceError):
+        save(checkpoints, publisher, 2, fence=fence)
+    assert sorted(pin.version.step for pin in pins(store)) == [1, 2]
+    checkpoints.sweep()
+    assert [pin.version.step for pin in pins(store)] == [1]

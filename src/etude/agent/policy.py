@@ -104,8 +104,8 @@ class EnginePolicy:
         return (self._window.context(),) if len(self._window) else ()
 
     async def close(self) -> None:
-        """Free the context's KV. An engine that is gone has nothing to free."""
-        if self._turns:
+        """Free the context's KV, also that of a reply that failed. An engine that is gone has nothing to free."""
+        if len(self._window):
             with contextlib.suppress(EngineError):
                 await self._engine.forget(self._episode_id)
 

@@ -35,8 +35,9 @@ class EvalRecipe:
                 raise RecipeError(f"eval.{name} = {getattr(self, name)} must be at least 1")
         if self.control_k is not None and self.control_k < 1:
             raise RecipeError(f"eval.control_k = {self.control_k} must be at least 1", hint="leave it out for eval.k")
-        if self.tasks is not None and self.tasks < 1:
-            raise RecipeError(f"eval.tasks = {self.tasks} must be at least 1", hint="leave it out for all tasks")
+        if self.tasks is not None and self.tasks < 2:
+            cause = "an interval needs two"
+            raise RecipeError(f"eval.tasks = {self.tasks} is too few", cause=cause, hint="leave it out for all tasks")
         if self.every < 0:
             raise RecipeError(f"eval.every = {self.every} must not be negative", hint="0: before and after only")
         if not self.temperature > 0:

@@ -26,7 +26,8 @@ def sft(recipe: RecipePath = Path("nano-sft.toml"), overrides: Overrides = None,
 
 
 def _run(stage: str, recipe: Path, overrides: list[str] | None, as_json: bool) -> None:
-    from etude.build import load_recipe, run_stage
+    from etude.build import load_recipe
+    from etude.stages import run_stage
 
     result = run_stage(stage, load_recipe(recipe, overrides or [], stage=stage))
     print(json.dumps(result) if as_json else "\n".join(f"{name}: {value}" for name, value in result.items()))

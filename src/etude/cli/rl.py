@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Annotated
@@ -43,6 +44,7 @@ def _run(recipe: Path, name: str, overrides: list[str], runs: Path, as_json: boo
     from etude.report.terminal import result_text
     from etude.rl.run_folder import choose
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where a script started us behind itself
     started = float(os.environ.get("ETUDE_STARTED", time.time()))
     stage = load_recipe(recipe, overrides, stage="rl")
     folder, resumed = choose(runs, name, stage="rl", recipe=stage, seed=stage.rl.seed)

@@ -52,12 +52,13 @@ def verify_(where: Where, runs: Runs = RUNS, as_json: Json = False) -> None:
     from etude.weights.verify import verify
 
     found = verify(open_store(_url(where, runs)))
-    row = {"versions": found.versions, "blobs": found.blobs, "bytes": found.nbytes, "problems": list(found.problems)}
+    problems = list(found.problems) or ([] if found.versions else ["it holds no version"])
+    row = {"versions": found.versions, "blobs": found.blobs, "bytes": found.nbytes, "problems": problems}
     if as_json:
         print(json.dumps(row))
     else:
-        print(f"{found.versions} versions in {found.blobs} blobs, {found.nbytes} bytes: {len(found.problems)} problems")
-        for problem in found.problems:
+        print(f"{found.versions} versions in {found.blobs} blobs, {found.nbytes} bytes: {len(problems)} problems")
+        for problem in problems:
             print(f"  {problem}")
-    if found.problems:
+    if problems:
         raise typer.Exit(1)

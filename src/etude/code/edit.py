@@ -35,7 +35,9 @@ def apply_edit(text: str, old: str, new: str, line: int | None = None) -> str:
         num_lines = len(split_lines(text))
         if not 1 <= line <= num_lines:
             raise EditError(f"no line {line}: the file has {num_lines} lines")
-        on_line = [start for start in starts if _line_of(text, start) == line]
+        begin = sum(len(one) + 1 for one in text.split("\n", line - 1)[: line - 1])
+        end = text.find("\n", begin) + 1 or len(text) + 1
+        on_line = [start for start in starts if begin <= start < end]
         if not on_line:
             raise EditError(f"old does not begin on line {line}, but on {_name_lines(text, starts)}")
         starts = on_line

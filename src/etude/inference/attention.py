@@ -58,7 +58,9 @@ class Plan:
         places = np.arange(ends[-1]) + np.repeat(np.array([span.start for span in spans]) - ends + counts, counts)
         self._slots, self._places = np.repeat(np.array([span.slot for span in spans]), counts), places
         starts = (ends - counts)[len(decode) :].tolist()
-        self.stretches = [Stretch(span, start) for span, start in zip(prefill, starts, strict=True)]
+        self.stretches = [
+            Stretch(span, start, memory.keys[0].dtype) for span, start in zip(prefill, starts, strict=True)
+        ]
         self.width = 0
         """Columns of the decoding requests' scores, C * CHUNK."""
         self.hidden = torch.zeros(0)
@@ -133,13 +135,15 @@ class Bags:
 class Stretch:
     """A span that is prefilled, its place in the flat row, and the mask that all its layers share."""
 
-    def __init__(self, span: Span, start: int) -> None:
+    def __init__(self, span: Span, start: int, dtype: torch.dtype) -> None:
         self.span = span
         self.place = slice(start, start + span.count)
         self.past = span.base + span.start
         self.mask = None
         if self.past and span.count > 1:
-            self.mask = torch.ones(span.count, self.past + span.count, dtype=torch.bool).tril(self.past)
+            # Added to the scores: torch would make this of a mask of bools in each layer anew.
+            seen = torch.full((span.count, self.past + span.count), -torch.inf, dtype=dtype)
+            self.mask = seen.triu_(self.past + 1)
 
     def seen(self, memory: KVMemory, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the whole window, [K, past + count, D]."""

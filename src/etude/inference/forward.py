@@ -192,7 +192,7 @@ def _record(work: Items[Work], ends: np.ndarray, experts: np.ndarray) -> None:
 
 def _all_rows(routes: Routes, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Routes of length - 1 rows, extended by a row without a route. Errors: ModelError if the rows do not fit."""
-    if len(routes.experts) != length - 1 or len(routes.valid) != length - 1:
+    if routes.experts.ndim != 3 or routes.valid.shape != (length - 1,) or len(routes.experts) != length - 1:
         raise ModelError("the routes do not fit the ids", cause=f"{len(routes.experts)} rows for {length} ids")
     experts = np.concatenate([routes.experts, np.zeros((1, *routes.experts.shape[1:]), routes.experts.dtype)])
     valid = np.concatenate([routes.valid, [False]])

@@ -18,6 +18,7 @@ import contextlib
 import queue
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
@@ -150,6 +151,10 @@ class TorchEngine:
     async def stats(self) -> EngineStats:
         return await self._call(self._stats)
 
+    async def ended(self) -> None:
+        """Returns when the engine's thread has ended: closed, or by a failure that it does not go on from."""
+        await asyncio.to_thread(self._thread.join)
+
     async def close(self) -> None:
         """Stop; whoever still waits gets an EngineError."""
         self._commands.put(None)
@@ -192,6 +197,7 @@ class TorchEngine:
         except Exception as error:  # the one place where the unknown becomes typed: callers must hear of it
             failure = EngineError("the engine died", cause=f"{type(error).__name__}: {error}", hint="start it again")
             failure.__cause__ = error
+            traceback.print_exc()
         self._failure = failure
         self._end(failure)
 

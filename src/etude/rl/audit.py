@@ -18,6 +18,7 @@ from etude.rl.ledger import Ledger
 from etude.rl.recipe import RLRecipe
 from etude.rl.run_folder import RunFolder, digest
 from etude.types import Batch
+from etude.weights.manifests import head, manifest_key
 from etude.weights.store import open_store
 from etude.weights.verify import verify
 
@@ -29,7 +30,7 @@ def audit_run(run: Path, store_url: str, *, only: str | None = None) -> dict[str
         "ledger": lambda: _ledger(folder),
         "batches": lambda: _batches(folder),
         "staleness": lambda: _staleness(folder),
-        "weights": lambda: list(verify(open_store(store_url)).problems),
+        "weights": lambda: _weights(folder, store_url),
     }
     if only is not None and only not in checks:
         raise RunError(f"no check {only!r}", hint=f"checks: {', '.join(checks)}")
@@ -41,6 +42,17 @@ def _guarded(check: Callable[[], list[str]]) -> list[str]:
         return check()
     except EtudeError as error:
         return [str(error)]
+
+
+def _weights(folder: RunFolder, store_url: str) -> list[str]:
+    store = open_store(store_url)
+    problems = list(verify(store).problems)
+    if folder.phase != "new" and not problems and head(store) is None:
+        problems.append(f"{store_url} holds no version")
+    end = folder.info().get("end_version")
+    if end and store.head(manifest_key(*end)) is None:
+        problems.append(f"the last version, {end[0]}.{end[1]}, is gone")
+    return problems
 
 
 def _ledger(folder: RunFolder) -> list[str]:

@@ -82,9 +82,9 @@ class EngineWatch:
     async def _probe(self, version: Version) -> None:
         if self.sample is None or version == self._probed:
             return
-        self._probed = version
         with contextlib.suppress(EngineError):
             row = await mismatch(self._engine, self._trainer, self.sample, version)
             if row is not None:
                 self._recorder.record("agreement", {"step": version.step, **row})
+        self._probed = version
         self._probe_ended.set()

@@ -90,7 +90,7 @@ class Loop:
         self._admission = Admission(groups_per_step=recipe.groups_per_step, max_staleness=recipe.max_staleness)
         self._running: dict[str, _Running] = {}
         self._changed = asyncio.Event()
-        self._watch = EngineWatch(engine, trainer, recorder, changed=self._changed.set)
+        self._watch = EngineWatch(engine, trainer, recorder, changed=self._notify)
         self._epoch_over = False
         self._failure: BaseException | None = None
         self._waiting_for = "start"
@@ -135,7 +135,9 @@ class Loop:
                     play.add_done_callback(self._played)
                     self._running[key] = _Running(admitted_step=step, since=time.monotonic(), play=play)
                     continue
-                self._epoch_over = True
+                if not self._epoch_over:
+                    self._epoch_over = True
+                    self._notify()
             await self._change()
 
     async def _play(self, key: str, step: int) -> None:
@@ -151,12 +153,12 @@ class Loop:
             self._ledger.scored(key, versions_of(group))
             reach("group-scored")
         del self._running[key]
-        self._changed.set()
+        self._notify()
 
     def _played(self, play: asyncio.Task[None]) -> None:
         if not play.cancelled() and (error := play.exception()) is not None:
             self._failure = error
-            self._changed.set()
+            self._notify()
 
     # Learning
 
@@ -181,7 +183,7 @@ class Loop:
             reach("batch-recorded")
             trained = await self._train(batch.step)
             step = batch.step
-            self._changed.set()
+            self._notify()
             self._ledger.set_meta("elapsed_s", str(self._clock.wall_s))
             reach("step-recorded")
             await self._record(groups, step, trained)
@@ -237,6 +239,7 @@ class Loop:
         back = self._ledger.recover(await self._trainer.survivors())
         if back:
             self._recorder.record("recovered", {"prompts": back})
+            self._epoch_over = False
         self._watch.go_on()
         return row
 
@@ -259,9 +262,14 @@ class Loop:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _change(self, timeout_s: float | None = None) -> None:
-        self._changed.clear()
+        changed = self._changed
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            await asyncio.wait_for(changed.wait(), timeout_s)
+
+    def _notify(self) -> None:
+        """Wake all who wait for a change; who waits from now on waits for the next."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _describe(self, ready: int) -> str:
         oldest = min(self._running.items(), key=lambda item: item[1].since, default=None)

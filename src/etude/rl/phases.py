@@ -66,7 +66,8 @@ async def run_phases(parts: Parts, *, started: float) -> dict[str, Any]:
     """
     folder = parts.folder
     seconds: dict[str, float] = {"setup": time.time() - started}
-    await parts.trainer.start()
+    if folder.phase in ("new", "before", "train"):
+        await parts.trainer.start()
     if folder.phase in ("new", "before"):
         # Again after a kill: a new incarnation of the same weights, and the old one's version may be gone.
         folder.update(phase="before", start_version=[parts.trainer.version.incarnation, parts.trainer.version.n])
@@ -102,6 +103,9 @@ async def _train(parts: Parts) -> Version:
     every, steps = parts.stage.eval.every, parts.stage.budget.steps
     try:
         ledger.enroll([task.task_id for task in _order(parts.train_tasks, parts.stage.rl.seed)])
+        step = parts.trainer.step
+        if every and step and step % every == 0 and step != steps:  # perhaps cut while it was measured
+            await _measure_step(parts, parts.trainer.version)
         while True:
             await parts.engine.start()
             stop = (parts.trainer.step // every + 1) * every if every else None
@@ -110,10 +114,15 @@ async def _train(parts: Parts) -> Version:
             if stop is None or step != stop or step == steps:
                 return version
             await parts.engine.stop()
-            await _measure(parts, _manifest(parts, [version.incarnation, version.n]), {f"step-{step}": False})
+            await _measure_step(parts, version)
     finally:
         ledger.close()
         await parts.engine.stop()
+
+
+async def _measure_step(parts: Parts, version: Version) -> None:
+    """On the way; nothing if that was done."""
+    await _measure(parts, _manifest(parts, [version.incarnation, version.n]), {f"step-{version.step}": False})
 
 
 async def _train_until(parts: Parts, ledger: Ledger, stop: int | None) -> int:

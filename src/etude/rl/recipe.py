@@ -52,6 +52,8 @@ class RLRecipe:
             )
         if not 0 <= self.min_advantage < 1:
             raise RecipeError(f"rl.min_advantage = {self.min_advantage} would leave no sample", hint="0, or about 0.05")
+        if not 0 <= self.seed < 1 << 32:
+            raise RecipeError(f"rl.seed = {self.seed} is out of range", hint="0 to 2^32 - 1")
         if self.max_staleness < 0 or self.infra_retries < 0:
             raise RecipeError("rl.max_staleness and rl.infra_retries must not be negative")
         if self.correction not in ("none", "truncated"):
@@ -82,6 +84,10 @@ class BudgetRecipe:
         for name in ("warmup_share", "decay_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RecipeError(f"budget.{name} = {getattr(self, name)} is no share", hint="0 to 1")
+        if not self.wall_s > 0:
+            raise RecipeError(f"budget.wall_s = {self.wall_s} must be above 0")
+        if self.steps is not None and self.steps < 1:
+            raise RecipeError(f"budget.steps = {self.steps} must be at least 1", hint="leave it out for no limit")
 
     def rate(self, *, wall_s: float, step: int) -> float:
         """Share of the learning rate for step `step`, which begins after `wall_s` seconds of training."""

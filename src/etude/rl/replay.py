@@ -29,6 +29,7 @@ async def replay(ledger: Ledger, folder: RunFolder, trainer: ReplayedTrainer) ->
 
     Errors: RunError if a batch file is not the ledger's, or if the trainer dies again and again.
     """
+    cause = ""
     for _ in range(TRIES):
         row: dict[str, float] = {}
         try:
@@ -39,7 +40,8 @@ async def replay(ledger: Ledger, folder: RunFolder, trainer: ReplayedTrainer) ->
                         raise RunError(f"{path} is not the batch that the ledger names", hint="restore it from a copy")
                     row = await trainer.train(path, batch.step)
             return row
-        except EngineError:
+        except EngineError as error:
+            cause = str(error)
             await trainer.revive()
     log = folder.log("trainer")
-    raise RunError(f"the trainer died {TRIES} times on the same batches", hint=f"see {log}")
+    raise RunError(f"the trainer failed {TRIES} times on the same batches", cause=cause, hint=f"see {log}")

@@ -163,7 +163,7 @@ def _git_commit() -> str | None:
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
 

@@ -1,7 +1,7 @@
 """A stock of warm sandboxes (protocols.SandboxPool): taken once, filled, used by one episode or grading, killed.
 
     stock (spares) --acquire(files)--> in use --close()--> killed, its place is free
-       ^-- refilled in the background, several at a time, as long as stock + in use < max_running
+       ^-- refilled in the background, several at a time, until `spares` are in stock
 
 What it does not do: use a sandbox twice, or decide whose fault a death is (agent/runner.py, SEMANTICS 6.2).
 """
@@ -148,6 +148,9 @@ class NamespacePool:
             channel, group = await nest.spawn()
         except Exception as error:  # whatever it is: who waits must learn of it
             self._producing -= 1
+            if isinstance(error, OSError):  # who waits takes an OSError for one about the files of its workspace
+                hint = "raise the limit of open files: ulimit -n"
+                error = SandboxError("no sandbox can be started", cause=str(error), hint=hint)
             if (future := self._next_waiting()) is not None:
                 future.set_exception(error)
                 self._pump()

@@ -23,15 +23,15 @@ get_thread_area getcpu getcwd getdents getdents64 getegid geteuid getgid getgrou
 getpgrp getpid getppid getpriority getrandom getresgid getresuid getrlimit getrusage getsid getsockname getsockopt
 gettid gettimeofday getuid getxattr inotify_add_watch inotify_init inotify_init1 inotify_rm_watch ioctl ioprio_get
 kill lchown lgetxattr link linkat listen listxattr llistxattr lremovexattr lseek lsetxattr lstat madvise
-membarrier mincore mkdir mkdirat mknod mknodat mlock mlock2 mlockall mmap mprotect mq_getsetattr mq_notify mq_open
-mq_timedreceive mq_timedsend mq_unlink mremap msgctl msgget msgrcv msgsnd msync munlock munlockall munmap
+membarrier mincore mkdir mkdirat mknod mknodat mlock mlock2 mlockall mmap mprotect mq_getsetattr mq_notify
+mq_timedreceive mq_timedsend mq_unlink mremap msync munlock munlockall munmap
 nanosleep newfstatat open openat openat2 pause pidfd_open pidfd_send_signal pipe pipe2 pkey_alloc pkey_free
 pkey_mprotect poll ppoll prctl pread64 preadv preadv2 pselect6 pwrite64 pwritev pwritev2 read readahead
 readlink readlinkat readv recvfrom recvmmsg recvmsg remap_file_pages removexattr rename renameat renameat2
 restart_syscall rmdir rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend
 rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr
-sched_getparam sched_getscheduler sched_rr_get_interval sched_setaffinity sched_yield seccomp select semctl semget
-semop semtimedop sendfile sendmmsg sendmsg sendto set_robust_list set_tid_address setfsgid setfsuid setgid setgroups
+sched_getparam sched_getscheduler sched_rr_get_interval sched_setaffinity sched_yield seccomp select
+sendfile sendmmsg sendmsg sendto set_robust_list set_tid_address setfsgid setfsuid setgid setgroups
 setitimer setpgid setpriority setregid setresgid setresuid setreuid setrlimit setsid setsockopt setuid setxattr
 shutdown sigaltstack signalfd signalfd4 socketpair splice stat statfs statx symlink symlinkat sync
 sync_file_range syncfs sysinfo tee tgkill time timer_create timer_delete timer_getoverrun timer_gettime
@@ -39,7 +39,9 @@ timer_settime timerfd_create timerfd_gettime timerfd_settime times tkill truncat
 utime utimensat utimes vfork wait4 waitid write writev
 """
 
-UNCOUNTED = "memfd_create shmget shmat shmctl shmdt"
+UNCOUNTED = """
+memfd_create mq_open msgctl msgget msgrcv msgsnd semctl semget semop semtimedop shmat shmctl shmdt shmget
+"""
 """Make memory that belongs to no process: allowed only where a cgroup counts it."""
 
 FORBIDDEN = """

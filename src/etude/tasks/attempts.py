@@ -21,9 +21,9 @@ from etude.agent.runner import together
 from etude.agent.tools import Desk, Toolbox
 from etude.data.corpus import PATH, Edit
 from etude.data.render import Renderer
-from etude.errors import SandboxError
+from etude.errors import SandboxDiedError, SandboxError
 from etude.protocols import Engine, SandboxPool
-from etude.types import Noun, Task, ToolCall, digest_of
+from etude.types import Noun, StopReason, Task, ToolCall, digest_of
 
 TEST = ToolCall(name="run_tests", arguments={})
 MAX_AT_ONCE = 160
@@ -93,19 +93,24 @@ async def _sample(task: Task, engine: Engine, renderer: Renderer, name: str) -> 
     finally:
         await asyncio.shield(policy.close())
     call = next((call for call in reply.calls if call.name == "edit_file"), None)
+    if reply.stop is not StopReason.END:  # the agent's loop carries out no call of a reply that was cut
+        return None
     if call is None or call.error is not None or "line" not in call.arguments or call.arguments["path"] != PATH:
         return None
     return Edit(old=str(call.arguments["old"]), new=str(call.arguments["new"]), line=int(str(call.arguments["line"])))
 
 
-async def _try(task: Task, edit: Edit, pool: SandboxPool) -> Attempt:
+async def _try(task: Task, edit: Edit, pool: SandboxPool) -> Attempt | None:
+    """None where the edited code ends the sandbox."""
     sandbox = await pool.acquire(task.workspace)
     try:
         tools = Toolbox(["edit_file", "run_tests"], Desk(task=task, sandbox=sandbox), output_chars=_OUTPUT_CHARS)
         arguments = {"path": PATH, "line": edit.line, "old": edit.old, "new": edit.new}
         said = await tools.answer(ToolCall(name="edit_file", arguments=arguments))
-        failure = await tools.answer(TEST)
         text = (await sandbox.read_file(PATH)).decode()
+        failure = await tools.answer(TEST)
+    except SandboxDiedError:  # of what it ran
+        return None
     finally:
         with contextlib.suppress(SandboxError):
             await asyncio.shield(sandbox.close())

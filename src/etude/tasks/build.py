@@ -203,6 +203,7 @@ def _make(job: tuple[str, harvest.Function]) -> _Made:
 def _make_all(
     recipe: TasksBuildRecipe, jobs: Sequence[tuple[str, harvest.Function]], report: Progress
 ) -> Iterator[_Made]:
+    Prober(hash_seed=HASH_SEEDS[0]).close()  # where it cannot start, here is where that is heard of
     context = multiprocessing.get_context("spawn")
     with context.Pool(recipe.workers, initializer=_start, initargs=(recipe,)) as workers:
         for number, made in enumerate(workers.imap(_make, jobs, chunksize=4), 1):

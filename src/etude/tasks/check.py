@@ -70,11 +70,14 @@ async def _check(task: Task, reference: str | None, pool: SandboxPool) -> Violat
     hidden = [check for check in spec.checks if not check.visible]
     if not hidden or len(hidden) == len(spec.checks):
         return _violation(task, "too few checks", f"{len(hidden)} of {len(spec.checks)} are hidden")
-    right = await _outcomes(task, {**task.workspace, spec.path: reference}, pool)
+    try:
+        right = await _outcomes(task, {**task.workspace, spec.path: reference}, pool)
+        faulty = await _outcomes(task, task.workspace, pool)
+    except OSError as error:
+        return _violation(task, "cannot be laid out", str(error))
     wrong_call = next((outcome for outcome in right if not outcome.passed), None)
     if wrong_call is not None:
         return _violation(task, "reference fails", _line(wrong_call))
-    faulty = await _outcomes(task, task.workspace, pool)
     if all(outcome.passed for outcome in faulty):
         return _violation(task, "passes with its fault", "")
     for name, visible in (("visible", True), ("hidden", False)):

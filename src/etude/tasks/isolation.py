@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from etude.errors import SandboxError
+from etude.sandbox.tree import find_bubblewrap
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -35,14 +35,19 @@ class Observed:
 
 
 def _command(hash_seed: int) -> list[str]:
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        raise SandboxError(
-            "tasks cannot be built here", cause="bubblewrap (bwrap) is not installed", hint="apt install bubblewrap"
-        )
-    command = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    command = [
+        find_bubblewrap(),
+        "--unshare-all",
+        "--die-with-parent",
+        "--new-session",
+        "--clearenv",
+        "--cap-drop",
+        "ALL",
+    ]
     command += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-    for hidden in ("/tmp", "/home", "/root", "/run", "/var", "/mnt", "/media", "/srv"):
+    home = Path.home()
+    shared = ("/tmp", "/home", "/root", "/run", "/var", "/mnt", "/media", "/srv")
+    for hidden in (*shared, *([str(home)] if len(home.parts) > 2 else [])):
         if Path(hidden).is_dir() and not Path(hidden).is_symlink():
             command += ["--tmpfs", hidden]
     for needed in dict.fromkeys((sys.base_prefix, sys.prefix, str(PACKAGE))):

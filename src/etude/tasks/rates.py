@@ -49,7 +49,10 @@ def load_rates(address: str) -> Rates:
     path = SHIPPED.get(address, Path(address))
     hint = "write it from a measured run: etude tasks rates RUN"
     try:
-        data = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=MAX_BYTES)
+        packed = path.read_bytes()
+        if zstandard.frame_content_size(packed) > MAX_BYTES:  # what the frame claims, max_output_size does not bound
+            raise TaskError(f"{path} holds no rates", cause="it claims to be too large", hint=hint)
+        data = zstandard.ZstdDecompressor().decompress(packed, max_output_size=MAX_BYTES)
         rates = msgspec.json.decode(data, type=Rates)
     except OSError as error:
         raise TaskError(f"cannot read the rates {path}", cause=error.strerror, hint=hint) from error

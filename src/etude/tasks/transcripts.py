@@ -151,7 +151,8 @@ def _back(renderer: NanoRenderer, attempt: Attempt, broken: str) -> tuple[Edit, 
         if apply_edit(attempt.text, edit.new, edit.old, edit.line) == broken:
             return (Edit(old=edit.new, new=edit.old, line=edit.line),)
     try:
-        return (repair(renderer, attempt.text, broken),)
+        edit = repair(renderer, attempt.text, broken)
+        return (edit,) if apply_edit(attempt.text, edit.old, edit.new, edit.line) == broken else None
     except (ValueError, StopIteration):
         return None
 
@@ -176,8 +177,6 @@ def _failures(prober: Prober, task: Task, sources: Sequence[str]) -> list[str]:
     visible = [check for check in task.verifier.checks if check.visible]
     calls = [check.call for check in visible]
     answers = prober.run(list(sources), [calls] * len(sources), lines=FAULTY_LINES, fresh=True)
-    if answers is None:
-        return ["ok"] * len(sources)
     return [
         failure_text([
             CheckOutcome(call=check.call, expected=check.expected, got=seen.text, passed=seen.text == check.expected)

@@ -29,7 +29,7 @@ from etude.errors import RunError, StoreError
 from etude.frames import read_file, write_bytes, write_file
 from etude.killpoints import reach
 from etude.types import FORMAT, Manifest, Noun, Version
-from etude.weights.manifests import digest_bytes, incarnations, lineage, pin, read_record, unpin
+from etude.weights.manifests import digest_bytes, incarnations, lineage, pin, pins, read_record, unpin
 from etude.weights.store import Store
 
 _NAME = re.compile(r"(\d{6,})-(\d{8,})")
@@ -132,7 +132,7 @@ class Checkpoints:
         name = f"{version.incarnation:06d}-{step:08d}"
         final = self._folder / name
         if not final.exists():
-            pin(self._store, f"checkpoint-{name}", version, "a checkpoint")
+            pin(self._store, f"{_PIN}{name}", version, "a checkpoint")
             data = dump_tensors(dict(tensors))
             state = CheckpointState(
                 name=name, step=step, incarnation=version.incarnation, version=version, random=random,
@@ -170,15 +170,20 @@ class Checkpoints:
             if name not in living[-KEEP:] and not (self._folder / name / PINNED).exists():
                 gone = self._folder / f".{name}.gone"
                 (self._folder / name).rename(gone)  # a folder that is half removed must not look like a checkpoint
-                unpin(self._store, f"checkpoint-{name}")
+                unpin(self._store, f"{_PIN}{name}")
                 shutil.rmtree(gone, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what a killed trainer left half-written or half-removed."""
+        """Remove what a killed trainer left half-written or half-removed, and the pins of such checkpoints."""
         for path in self._folder.glob(".*"):
             shutil.rmtree(path, ignore_errors=True)
+        kept = {f"{_PIN}{name}" for name in self.names()}
+        for held in pins(self._store):
+            if held.name.startswith(_PIN) and held.name not in kept:
+                unpin(self._store, held.name)
 
 
+_PIN = "checkpoint-"
 _AWAY = "move the checkpoint's folder away to go on from the one before"
 
 

@@ -24,7 +24,7 @@ from etude.train.recipe import TrainRecipe
 from etude.train.sharded import Shards, Whole
 from etude.weights.publish import Stored
 
-_ROUNDINGS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ROUNDINGS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _KINDS = ("master", "exp_avg", "exp_avg_sq")
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64",
           torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}  # fmt: skip
@@ -100,8 +100,8 @@ class Masters:
         return not any(pattern in name for pattern in kept)
 
     def zero_grad(self) -> None:
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        for tensor in (*self._parameters.values(), *self.tensors.values()):
+            tensor.grad = None
 
     def step(self, rate: float = 1.0) -> float:
         """One update from the network's gradients, at `rate` times the learning rate; returns their global norm before

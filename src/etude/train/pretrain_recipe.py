@@ -110,3 +110,7 @@ class SFTRecipe:
         )
     )
     """How it is trained."""
+
+    def __post_init__(self) -> None:
+        if not self.tasks.endswith("/base"):
+            raise RecipeError(f"tasks = {self.tasks!r} are not of split base", hint="such as etude:repair/base")

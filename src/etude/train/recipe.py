@@ -15,7 +15,7 @@ class TrainRecipe:
     """Step size. 0 trains nothing: the control run."""
     output_scale_rate: float = 1.0
     """Times lr: the step size of the last norm's weights; with another rate than 1 they move together, as one number.
-    They scale the logits, so they are the policy's temperature, and far from 0: a short run of steps of lr leaves it."""
+    They scale the logits, so they are the policy's temperature, and far from 0: steps of lr leave it where it was."""
     optimizer: str = "adamw"
     """adamw (Loshchilov and Hutter, arXiv 1711.05101)."""
     betas: tuple[float, float] = (0.9, 0.999)

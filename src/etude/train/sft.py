@@ -15,6 +15,7 @@ from etude import frames
 from etude.data.corpus import Corpus
 from etude.data.tokenizer import Tokenizer
 from etude.models.load import load_model
+from etude.models.recipe import model_folder
 from etude.protocols import Recorder
 from etude.train.fit import Progress, fit
 from etude.train.pretrain import CHECKPOINT, MODEL, export
@@ -31,7 +32,7 @@ def sft(recipe: SFTRecipe, recorder: Recorder, progress: Progress = lambda share
     """
     folder = Path(recipe.folder)
     whole = frames.read_file(folder / TRANSCRIPTS, Corpus)
-    model, tokenizer = load_model(recipe.model), Tokenizer.load(recipe.model)
+    model, tokenizer = load_model(recipe.model), Tokenizer.load(model_folder(recipe.model))
     kept = int(len(whole) * (1 - _PROBE_SHARE))
     corpus, probes = part(whole, 0, kept), part(whole, kept, len(whole))
     measured = fit(model, corpus, recipe.schedule, folder / CHECKPOINT, probes, recorder, progress)

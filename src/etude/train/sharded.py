@@ -92,7 +92,7 @@ class Sharded:
 
     def part(self, parameter: Tensor, whole: Tensor) -> Tensor:
         parts = torch.chunk(whole, self.ranks.count, dim=0)
-        return parts[self.ranks.rank] if self.ranks.rank < len(parts) else whole[:0]
+        return parts[self.ranks.rank].clone() if self.ranks.rank < len(parts) else whole[:0]
 
 
 def _dtensor(tensor: Any) -> DTensor:

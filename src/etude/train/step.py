@@ -120,7 +120,7 @@ class Trainer:
         row = self._row(batch, packed, tally, is_current) | {"grad_norm": norm}
         self.step = batch.step
         seconds = time.perf_counter() - start
-        return row | {"step_s": seconds, "tokens_per_s": packed.unshared_tokens / seconds}
+        return row | {"step_s": seconds, "trained_tokens_per_s": packed.unshared_tokens / seconds}
 
     @torch.no_grad()
     def score(self, sample: Sample) -> np.ndarray:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from etude.errors import RecipeError
 
-PUBLISH_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+PUBLISH_DTYPES = {"float32": "F32", "bfloat16": "BF16"}
 """Recipe name -> safetensors name."""
 
 
@@ -20,7 +20,7 @@ class WeightsRecipe:
     """URL: file://, s3:// (keys, region and endpoint from the AWS_* environment) or, inside one process, memory://.
     `{run}` stands for the run's folder."""
     publish_dtype: str = "float32"
-    """float32, bfloat16 or float16: the rounding that engines serve and that the trainer's forward pass uses."""
+    """float32 or bfloat16: the rounding that engines serve and that the trainer's forward pass uses."""
     keep_anchors: int = 3
     """How many full versions of the surviving lineage are kept, beside pins and leases."""
     poll_s: float = 0.05
