@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -43,11 +44,9 @@ def test_its_weights_are_those_of_its_batches_bit_for_bit(run: Path, tmp_path: P
     assert etude("check", "small", "--replay", cwd=run.parents[1]).returncode == 0
     shutil.copytree(run, tmp_path / "runs" / "small", ignore=shutil.ignore_patterns("weights"))
     recipe = tmp_path / "runs" / "small" / "recipe.toml"
-    changed = (
-        recipe.read_text()
-        .replace("file://{run}/weights", f"file://{run}/weights")
-        .replace("lr = 0.00012", "lr = 0.00013")
-    )
+    text = recipe.read_text().replace("file://{run}/weights", f"file://{run}/weights")
+    changed, count = re.subn(r"(?m)^lr = .*$", "lr = 0.00013", text)
+    assert count == 1
     recipe.write_text(changed)
     refused = etude("check", "small", "--replay", "--json", cwd=tmp_path)
     assert refused.returncode == 1
