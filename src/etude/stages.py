@@ -81,7 +81,7 @@ def _pretrain(recipe: PretrainRecipe, recorder: Recorder) -> dict[str, Any]:
             pretraining.build(Path(recipe.functions), folder, recipe.corpus, workers=recipe.schedule.ranks,
                               progress=advance)  # fmt: skip
     with _share_bar("pretrain") as advance:
-        return pretrain(recipe, recorder, lambda share, _: advance(share))
+        return pretrain(recipe, recorder, advance)
 
 
 def _sft(recipe: SFTRecipe, recorder: Recorder) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _sft(recipe: SFTRecipe, recorder: Recorder) -> dict[str, Any]:
             transcripts.build(recipe.tasks, model_folder(recipe.model), path, recipe.transcripts, attempts=attempts,
                               workers=recipe.schedule.ranks, progress=advance)  # fmt: skip
     with _share_bar("sft") as advance:
-        return sft(recipe, recorder, lambda share, _: advance(share))
+        return sft(recipe, recorder, advance)
 
 
 async def _own_attempts(recipe: SFTRecipe) -> Attempts:

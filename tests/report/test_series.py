@@ -30,9 +30,11 @@ def test_sums_become_what_each_step_took_also_over_a_restart() -> None:
     assert column(made, "tokens_per_s") == ([2, 3], [200, 100])
 
 
-def test_a_measured_rate_is_kept() -> None:
-    made = step_rows(rows({"step": 1, "wall_s": 1, "tokens_per_s": 7, "engine_sampled_tokens": 5}))
-    assert column(made, "tokens_per_s") == ([1], [7])
+def test_the_trainers_rate_is_not_taken_for_the_engines() -> None:
+    steps = [
+        {"step": n, "wall_s": 10.0 * n, "trained_tokens_per_s": 7, "engine_sampled_tokens": 50 * n} for n in (1, 2)
+    ]
+    assert column(step_rows(rows(*steps)), "tokens_per_s") == ([2], [5])
 
 
 def test_groups_are_counted_by_their_age() -> None:

@@ -109,7 +109,7 @@ def test_a_fit_learns_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     made, rows = corpus(), Rows()
     first = Fit(model(), made, SCHEDULE, tmp_path / "checkpoint.pt")
     _, _, untrained = first._probe(made, list(range(len(made))))
-    first.run(made, rows, lambda share, text: None)
+    first.run(made, rows, lambda share: None)
     probes = [row for kind, row in rows.rows if kind == "probe"]
     assert probes[-1]["fix_nll"] < untrained.mean()
     again = Fit(model(), made, SCHEDULE, tmp_path / "checkpoint.pt")
@@ -121,7 +121,7 @@ def test_a_fit_learns_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 def test_measured_exactness_is_that_of_greedy_decoding(tmp_path: Path) -> None:
     made = corpus(12)
     fit = Fit(model(), made, SCHEDULE, tmp_path / "checkpoint.pt")
-    fit.run(made, Rows(), lambda share, text: None)
+    fit.run(made, Rows(), lambda share: None)
     exact, _, _ = fit._probe(made, list(range(12)))
     for number in range(12):
         ids = made.ids[made.starts[number] : made.starts[number + 1]].astype(np.int64)

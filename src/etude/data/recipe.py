@@ -56,8 +56,9 @@ class TranscriptSettings:
     """Share that runs the tests before the first edit."""
     wrong_edits: tuple[float, ...] = (0.45, 0.3, 0.15, 0.1)
     """Shares with 0, 1, 2, ... wrong edits before the right one."""
-    own_edits: int = 4
-    """The model's own first edits that are tried at each task; those that fail come before planted wrong ones."""
+    own_edits: int = 0
+    """The model's own first edits that are tried at each task; those that fail come before planted wrong ones.
+    0: planted ones only."""
     give_up: float = 0.15
     """Chance, after each failing test of a wrong edit, that the transcript ends there."""
     test_after: float = 0.65

@@ -53,7 +53,7 @@ def _with_rates(steps: Sequence[Step]) -> list[Step]:
             if name in step:
                 row[f"step_{name}"] = _increase(before, step, name) if before or name != "engine_busy_s" else 0.0
         wall_s = step.get("wall_s", 0.0) - before.get("wall_s", math.inf)
-        if "tokens_per_s" not in row and "engine_sampled_tokens" in step and wall_s > 0:
+        if "engine_sampled_tokens" in step and wall_s > 0:
             row["tokens_per_s"] = _increase(before, step, "engine_sampled_tokens") / wall_s
         done.append(row)
         before = step

@@ -23,7 +23,7 @@ from etude.data.corpus import PATH, Edit
 from etude.data.render import Renderer
 from etude.errors import SandboxDiedError, SandboxError
 from etude.protocols import Engine, SandboxPool
-from etude.types import Noun, StopReason, Task, ToolCall, digest_of
+from etude.types import FORMAT, Noun, StopReason, Task, ToolCall, digest_of
 
 TEST = ToolCall(name="run_tests", arguments={})
 MAX_AT_ONCE = 160
@@ -51,7 +51,7 @@ class Tried(Noun, frozen=True):
     """The file that they are kept in."""
 
     tasks: dict[str, tuple[Attempt, ...]]
-    format: int = 1
+    format: int = FORMAT
 
 
 async def try_first_edits(

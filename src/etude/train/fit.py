@@ -37,8 +37,8 @@ from etude.train.pretrain_recipe import ScheduleSettings
 from etude.train.ranks import Ranks, together
 from etude.types import FORMAT
 
-Progress = Callable[[float, str], None]
-"""(share done, what is known now)."""
+Progress = Callable[[float], None]
+"""Called with the share that is done."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -160,8 +160,7 @@ class Fit:
             if state.step % 10 == 0:
                 recorder.record("fit", row)
             share = min(1.0, state.elapsed_s / schedule.wall_s)
-            speed = f"{state.tokens / state.elapsed_s:,.0f} tokens/s"
-            progress(share, f"step {state.step}, {state.tokens / 1e6:.1f}M tokens, {speed}, loss {row['loss']:.3f}")
+            progress(share)
             if state.elapsed_s - measured_s > schedule.evaluate_every_s or share == 1.0:
                 measured = self._measure(probes)
                 recorder.record("probe", measured)

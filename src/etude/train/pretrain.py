@@ -26,9 +26,7 @@ from etude.train.pretrain_recipe import PretrainRecipe
 CORPUS, PROBES, CHECKPOINT, MODEL = "corpus.bin", "probes.bin", "checkpoint.pt", "model"
 
 
-def pretrain(
-    recipe: PretrainRecipe, recorder: Recorder, progress: Progress = lambda share, text: None
-) -> dict[str, Any]:
+def pretrain(recipe: PretrainRecipe, recorder: Recorder, progress: Progress = lambda share: None) -> dict[str, Any]:
     """Train until `schedule.wall_s` is used up; the last measurement, and `model`, its folder.
 
     Errors: StoreError if the corpus is missing or damaged, RunError if the checkpoint does not fit, ModelError.

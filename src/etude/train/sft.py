@@ -25,7 +25,7 @@ TRANSCRIPTS = "transcripts.bin"
 _PROBE_SHARE = 0.05
 
 
-def sft(recipe: SFTRecipe, recorder: Recorder, progress: Progress = lambda share, text: None) -> dict[str, Any]:
+def sft(recipe: SFTRecipe, recorder: Recorder, progress: Progress = lambda share: None) -> dict[str, Any]:
     """Train until `schedule.wall_s` is used up; the last measurement, and `model`, its folder.
 
     Errors: StoreError if the transcripts are missing or damaged, RunError if the checkpoint does not fit, ModelError.
