@@ -257,3 +257,18 @@ def test_progress_speaks_on_stderr_and_stdout_stays_data() -> None:
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout == "data\n"
     assert done.stderr.splitlines() == ["     0 s  step 1", "grade 0 of 1", "grade 1 of 1"]
+
+
+def test_a_row_that_a_full_disk_takes_in_part_names_the_kernels_reason(tmp_path: Path) -> None:
+    # a limit on the file's size does what a disk's last free page does: a part is taken without a word
+    source = (
+        "import resource, sys, pathlib; from etude.metrics import JsonlRecorder\n"
+        "recorder = JsonlRecorder(pathlib.Path(sys.argv[1]))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))\n"
+        "recorder.record('step', {'step': 1, 'text': 'x' * 100})"
+    )
+    done = subprocess.run([sys.executable, "-c", source, str(tmp_path / "rows")], capture_output=True, text=True)
+    assert "StoreError" in done.stderr
+    assert "File too large" in done.stderr
+    assert (tmp_path / "rows").stat().st_size == 40
+    assert read_rows(tmp_path / "rows") == []

@@ -115,6 +115,14 @@ def write_bytes(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
+def append_bytes(file: int, data: bytes) -> None:
+    """Write all of `data` to a descriptor. Errors: OSError with the kernel's reason, also where it took only a part."""
+    left = memoryview(data)
+    while left:
+        # a disk that fills up takes a part without a word: the write of the rest says why
+        left = left[os.write(file, left) :]
+
+
 def read_file(path: Path, kind: type[T]) -> T:
     """Errors: StoreError if the file is missing, cut or of another format."""
     try:

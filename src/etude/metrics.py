@@ -29,6 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from etude.errors import StoreError
+from etude.frames import append_bytes
 from etude.protocols import Recorder
 
 Row = Mapping[str, float | int | str | None]
@@ -58,11 +59,9 @@ class JsonlRecorder:
         """Errors: StoreError if the disk is full."""
         line = msgspec.json.encode({"time": time.time(), "kind": kind, "row": row}, enc_hook=_plain) + b"\n"
         try:
-            written = os.write(self._file, line)
+            append_bytes(self._file, line)
         except OSError as error:
             raise StoreError(f"cannot write {self.path}", cause=str(error), hint="free space on its disk") from error
-        if written != len(line):
-            raise StoreError(f"cannot write {self.path}", cause="the row was cut", hint="free space on its disk")
 
     def close(self) -> None:
         os.close(self._file)

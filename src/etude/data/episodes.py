@@ -22,7 +22,7 @@ import msgspec
 import zstandard
 
 from etude.errors import StoreError
-from etude.frames import decode, encode
+from etude.frames import append_bytes, decode, encode
 from etude.types import FORMAT, Noun, Scored, Task
 
 _HEADER = f"etude episodes {FORMAT}\n".encode()
@@ -74,8 +74,7 @@ class EpisodeWriter:
         data = len(body).to_bytes(4, "big") + body
         try:
             file = self._file(record.when)
-            if os.write(file, data) != len(data):
-                raise OSError("the record was cut")
+            append_bytes(file, data)
             if os.fstat(file).st_size > SEGMENT_BYTES:
                 self._close(record.when)
         except OSError as error:
@@ -102,7 +101,7 @@ class EpisodeWriter:
             path = self.folder / f"{when}-{number:06d}.mp"
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._files[when] = file
-            os.write(file, _HEADER)
+            append_bytes(file, _HEADER)
         return self._files[when]
 
 
