@@ -182,13 +182,15 @@ def test_samples_of_next_to_no_advantage_are_left_out(tmp_path: Path, min_advant
 
 def test_the_rate_falls_over_the_last_share_of_the_budget_and_stands_in_the_batch(tmp_path: Path) -> None:
     budget = BudgetRecipe(steps=10, decay_share=0.5)
-    rates = [budget.rate(wall_s=0.0, step=step) for step in range(1, 11)]
+    rates = [budget.rate(wall_s=0.0, step=step, epoch_steps=99) for step in range(1, 11)]
     assert rates == pytest.approx([1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
-    assert budget.rate(wall_s=0.75 * budget.wall_s, step=1) == pytest.approx(0.5)
-    assert budget.rate(wall_s=2 * budget.wall_s, step=1) == 0.0
-    assert BudgetRecipe().rate(wall_s=1e9, step=7) == 1.0
+    assert budget.rate(wall_s=0.75 * budget.wall_s, step=1, epoch_steps=99) == pytest.approx(0.5)
+    assert budget.rate(wall_s=2 * budget.wall_s, step=1, epoch_steps=99) == 0.0
+    assert budget.rate(wall_s=0.0, step=4, epoch_steps=5) == pytest.approx(0.8), "the epoch ends first"
+    assert BudgetRecipe().rate(wall_s=1e9, step=7, epoch_steps=7) == 1.0
     both = BudgetRecipe(wall_s=100.0, warmup_share=0.2, decay_share=0.5)
-    assert [both.rate(wall_s=wall_s, step=1) for wall_s in (0, 5, 20, 50, 75)] == [0.0, 0.25, 1.0, 1.0, 0.5]
+    rates = [both.rate(wall_s=wall_s, step=1, epoch_steps=9) for wall_s in (0, 5, 20, 50, 75)]
+    assert rates == [0.0, 0.25, 1.0, 1.0, 0.5]
     bench = Bench(tmp_path)
     bench.run(steps=4, decay_share=1.0)
     batches = [read_file(bench.folder.batch(step), Batch) for step in range(1, 5)]

@@ -86,6 +86,7 @@ class Loop:
         self._folder, self._recipe, self._budget = folder, recipe, budget
         self._last = min((step for step in (budget.steps, until) if step is not None), default=None)
         self._tasks, self._ledger, self._runner = tasks, ledger, runner
+        self._epoch_steps = max(1, len(tasks) // recipe.groups_per_step)
         self._engine, self._trainer, self._recorder = engine, trainer, recorder
         self._admission = Admission(groups_per_step=recipe.groups_per_step, max_staleness=recipe.max_staleness)
         self._running: dict[str, _Running] = {}
@@ -173,7 +174,9 @@ class Loop:
                     self._recipe.groups_per_step * self._recipe.group_size * self._recipe.tokens_per_episode
                 ),
                 seed=self._recipe.seed,
-                rate=self._budget.rate(wall_s=self._clock.wall_s, step=step + 1),
+                rate=self._budget.rate(
+                    wall_s=self._clock.wall_s, step=step + 1, epoch_steps=self._epoch_steps
+                ),
             )
             self._watch.sample = batch.samples[0] if batch.samples else None
             data = encode(batch)

@@ -89,9 +89,12 @@ class BudgetRecipe:
         if self.steps is not None and self.steps < 1:
             raise RecipeError(f"budget.steps = {self.steps} must be at least 1", hint="leave it out for no limit")
 
-    def rate(self, *, wall_s: float, step: int) -> float:
-        """Share of the learning rate for step `step`, which begins after `wall_s` seconds of training."""
-        spent = max(wall_s / self.wall_s, (step - 1) / self.steps if self.steps else 0.0)
+    def rate(self, *, wall_s: float, step: int, epoch_steps: int) -> float:
+        """Share of the learning rate for step `step`, which begins after `wall_s` seconds of training.
+
+        epoch_steps: steps that the epoch's prompts suffice for.
+        """
+        spent = max(wall_s / self.wall_s, (step - 1) / min(self.steps or epoch_steps, epoch_steps))
         rise = spent / self.warmup_share if self.warmup_share else 1.0
         fall = max(0.0, 1.0 - spent) / self.decay_share if self.decay_share else 1.0
         return min(1.0, rise, fall)
