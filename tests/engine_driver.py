@@ -25,7 +25,7 @@ def version(n: int) -> Version:
 
 
 def manifest(n: int) -> Manifest:
-    return Manifest(version=version(n), parent=None, full=True, parts=(), digest="", nonce=str(n))
+    return Manifest(version=version(n), parent=None, parts=(), changes=(), digest="", nonce=str(n))
 
 
 START = version(0)

@@ -46,7 +46,7 @@ HEAVY = {
 
 MAX_LINES, MAX_FUNCTION = 400, 80
 LONGER_FILES = {
-    "types.py": 440,  # the nouns are read as one file
+    "types.py": 450,  # the nouns are read as one file
 }
 BROAD = {
     "frames.py": 1,  # a process boundary: whatever a handler raised, the caller must hear of it

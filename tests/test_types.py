@@ -129,7 +129,7 @@ def test_a_context_survives_the_way_through_a_frame_bit_for_bit() -> None:
 
 
 def test_wrong_types_in_a_noun_are_refused_with_the_field_named() -> None:
-    manifest = Manifest(version=version(1), parent=None, full=True, parts=(), digest="d", nonce="n")
+    manifest = Manifest(version=version(1), parent=None, parts=(), changes=(), digest="d", nonce="n")
     plain = msgspec.msgpack.decode(frames.encode(manifest))
     for field, wrong in {"version": 3, "full": "yes", "parts": [{"name": 1}], "nonce": None}.items():
         with pytest.raises(msgspec.ValidationError, match=field):

@@ -175,8 +175,8 @@ def _retrain(run: Path) -> list[str]:
     from etude.train.lead import Lead
     from etude.train.ranks import together
     from etude.weights.manifests import read_manifest
+    from etude.weights.replica import fetch
     from etude.weights.store import open_store
-    from etude.weights.subscribe import fetch
 
     stage, folder = saved_recipe(run), RunFolder.open(run)
     if folder.phase not in ("after", "done"):

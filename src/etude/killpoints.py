@@ -13,8 +13,8 @@ from pathlib import Path
 
 POINTS = (
     "group-written", "group-scored", "batch-written", "batch-recorded", "step-recorded", "eval-written",
-    "trained", "blobs-uploaded", "manifest-created", "checkpoint-written", "checkpoint-renamed",
-    "swap-staged", "swap-committed",
+    "trained", "snapshot-taken", "blobs-uploaded", "manifest-created", "checkpoint-written", "checkpoint-renamed",
+    "version-leased", "version-fetched", "swap-staged", "swap-committed",
 )  # fmt: skip
 """Orchestrator, trainer, engine: the steps of each one's protocol, each named by what has just been done."""
 

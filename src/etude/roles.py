@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Coroutine
 from pathlib import Path
@@ -42,12 +43,20 @@ def num_ranks(stage: RLStage, role: str) -> int:
     return stage.train.ranks if role == "trainer" else 1
 
 
-def follow_trainer(stage: RLStage) -> None:
-    """What the trainer's ranks after the first do."""
-    from etude.train.launch import joined
+def follow_trainer(run: Path, stage: RLStage) -> None:
+    """What the trainer's ranks after the first do: train as they are told, and publish their part of the weights."""
+    from etude.train.launch import PATIENCE, joined
     from etude.train.lead import follow
+    from etude.weights.publish import Snapshots
+    from etude.weights.publish import follow as follow_publisher
+    from etude.weights.store import open_store
+    from etude.weights.upload import Uploader
 
-    follow(new_trainer(stage, joined()))
+    ranks, snapshots = joined(), Snapshots()
+    trainer, peers = new_trainer(stage, ranks), ranks.beside(PATIENCE)
+    uploader = Uploader(open_store(stage.weights.url(run)), threads=stage.weights.threads)
+    threading.Thread(target=follow_publisher, args=(uploader, peers, snapshots), name="publisher", daemon=True).start()
+    follow(trainer, snapshots)
 
 
 def new_trainer(stage: RLStage, ranks: Ranks | None = None) -> Trainer:
@@ -63,16 +72,19 @@ def new_trainer(stage: RLStage, ranks: Ranks | None = None) -> Trainer:
 
 
 def _trainer(run: Path, stage: RLStage, stack: contextlib.AsyncExitStack) -> dict[str, Handler]:
-    from etude.train.launch import joined
+    from etude.train.launch import PATIENCE, joined
+    from etude.train.ranks import Ranks
     from etude.train.service import open_trainer
     from etude.weights.store import open_store
 
+    ranks = joined() if stage.train.ranks > 1 else Ranks()
     trainer = open_trainer(
-        new_trainer(stage, joined() if stage.train.ranks > 1 else None),
+        new_trainer(stage, ranks),
         store=open_store(stage.weights.url(run)),
         checkpoints=run / "checkpoints",
         checkpoint_every=stage.train.checkpoint_every,
         weights=stage.weights,
+        peers=ranks.beside(PATIENCE),
     )
     stack.callback(trainer.close)
     return trainer.handlers()
@@ -97,13 +109,15 @@ async def _engine(
     from etude.inference.service import handlers
     from etude.inference.torch_engine import TorchEngine
     from etude.models.load import load_model
+    from etude.weights.replica import Replica
     from etude.weights.store import open_store
-    from etude.weights.subscribe import Subscriber, fetch
+    from etude.weights.subscribe import Subscriber
 
     store = open_store(stage.weights.url(run))
+    replica = Replica(store, threads=stage.weights.threads)
 
     async def download(manifest: Any) -> Any:
-        return await asyncio.to_thread(fetch, store, manifest)
+        return await asyncio.to_thread(replica.fetch, manifest)
 
     model = await asyncio.to_thread(load_model, stage.model.path, dtype=stage.weights.publish_dtype)
     engine = TorchEngine(model, stage.engine, fetch=download)

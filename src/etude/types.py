@@ -416,13 +416,14 @@ class Part(Noun, frozen=True, kw_only=True):
     shape: tuple[int, ...]
     offset: int
     count: int
+    digest: str
+    """blake2b-128 of the piece's bytes."""
     blob: str
-    """Key of the blob that holds it; content-addressed."""
+    """Key of the blob that holds it, or what turns the parent's piece into it; empty: it is the parent's."""
     start: int
     """First byte inside the blob."""
     nbytes: int
-    digest: str
-    """blake2b-128 of the piece's bytes."""
+    """Bytes in the blob."""
 
 
 class Manifest(Noun, frozen=True, kw_only=True):
@@ -430,10 +431,17 @@ class Manifest(Noun, frozen=True, kw_only=True):
 
     version: Version
     parent: Version | None
-    full: bool
     parts: tuple[Part, ...]
+    """All tensors in full; none in a version that can be had from its parent only."""
+    changes: tuple[Part, ...]
+    """All tensors as differences from the parent's (weights/delta.py); none in a version without a parent."""
     digest: str
-    """Of the parts' digests, in order: names the version's content."""
+    """Of the pieces' digests, in order: names the version's content, however it is stored."""
     nonce: str
     """Tells our own late write from another publisher's."""
     format: int = FORMAT
+
+    @property
+    def is_anchor(self) -> bool:
+        """Whether it can be had without its parent."""
+        return bool(self.parts)

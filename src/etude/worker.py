@@ -39,7 +39,7 @@ def run_role(run: Path, role: str, socket: Path) -> None:
         if not is_rank():
             return run_ranks("etude.worker", [str(run), role, str(socket), str(os.getpid())], count)
         if os.environ["RANK"] != "0":
-            return follow_trainer(stage)
+            return follow_trainer(run, stage)
     asyncio.run(serve(run, stage, role, socket))
 
 

@@ -12,14 +12,15 @@ from etude.frames import write_file
 from etude.train.checkpoint import PINNED, Checkpoints
 from etude.types import Manifest, Version
 from etude.weights.manifests import pins
-from etude.weights.publish import Publisher, Snapshot, Stored, take_incarnation
+from etude.weights.pieces import Snapshot, Stored
+from etude.weights.publish import Publisher, take_incarnation
 from etude.weights.store import Store, open_store
 
 TENSORS = {"master/w": np.arange(6, dtype=np.float32).reshape(2, 3), "updates": np.array(3, np.int64)}
 
 
 def publish(publisher: Publisher, step: int) -> Manifest:
-    return publisher.publish(Snapshot.take(step, {"w": Stored("F32", np.full(3, step, np.float32))}))
+    return publisher.publish(Snapshot.take(step, {"w": Stored("F32", np.full(3, step, np.float32))})).manifest
 
 
 def save(checkpoints: Checkpoints, publisher: Publisher, step: int, **changes: object) -> str:

@@ -7,7 +7,7 @@ import torch
 from etude.errors import ModelError
 from etude.train.optimizer import Masters, from_stored, output_scales, to_stored
 from etude.train.recipe import TrainRecipe
-from etude.weights.publish import DTYPES
+from etude.weights.pieces import DTYPES
 from tiny import ALL, tiny_model
 
 

@@ -22,8 +22,9 @@ from etude.types import Batch, Version
 from etude.weights.manifests import lineage, pins
 from etude.weights.publish import take_incarnation
 from etude.weights.recipe import WeightsRecipe
+from etude.weights.replica import fetch
 from etude.weights.store import Store, open_store
-from etude.weights.subscribe import fetch, latest
+from etude.weights.subscribe import latest
 from tiny import tiny_model
 from train.batches import make_batch
 

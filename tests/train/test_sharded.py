@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +12,16 @@ import pytest
 from etude.errors import RunError
 from etude.train.lead import Lead
 from etude.train.ranks import Ranks, together
+from etude.train.service import open_trainer
 from etude.types import Batch
-from etude.weights.publish import Stored
+from etude.weights.pieces import Stored
+from etude.weights.recipe import WeightsRecipe
+from etude.weights.replica import Replica
+from etude.weights.store import open_store
+from etude.weights.subscribe import latest
 from tiny import tiny_model
 from train.batches import make_batch
-from train.sharded_ranks import serve, trainer_of
+from train.sharded_ranks import PATIENCE, serve, serve_publishing, trainer_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 TOLERANCE, WORST = 2e-5, 1e-3
@@ -101,6 +107,34 @@ def test_more_ranks_than_rows_or_micro_batches() -> None:
         one.train(small)
         three.train(small)
         assert_close(three.published(), one.published())
+
+
+@pytest.mark.parametrize(("family", "publish_dtype"), [("qwen3_moe", "bfloat16"), ("deepseek_v3", "float32")])
+def test_each_rank_publishes_its_shard_as_differences_from_its_own_last_one(
+    tmp_path: Path, family: str, publish_dtype: str
+) -> None:
+    url = f"file://{tmp_path}/weights"
+    store, weights = open_store(url), WeightsRecipe(publish_dtype=publish_dtype, anchor_every=3)
+    with together(2, serve_publishing, family, publish_dtype, url) as ranks:
+        trainer = trainer_of(ranks, family, publish_dtype)
+        service = open_trainer(
+            trainer, store=store, checkpoints=tmp_path / "checkpoints", checkpoint_every=100, weights=weights,
+            peers=ranks.beside(PATIENCE),
+        )  # fmt: skip
+        replica, manifests = Replica(store), []
+        for batch in [None, *batches(family, 4)]:
+            if batch is not None:
+                service.step(batch)
+                service._background.wait()
+            manifests.append(latest(store))
+            held, wanted = replica.fetch(manifests[-1]), service._trainer.published()
+            assert held.keys() == wanted.keys()
+            for name, stored in wanted.items():
+                np.testing.assert_array_equal(held[name], stored.array, strict=True)
+        service.close()
+    assert [manifest.is_anchor for manifest in manifests] == [True, False, False, True, False]
+    assert any(part.offset for part in manifests[1].changes), "no tensor was cut between the ranks"
+    assert replica.restarts == 0
 
 
 def test_alone_nothing_is_sent() -> None:

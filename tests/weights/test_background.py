@@ -9,8 +9,9 @@ from etude.errors import LostRaceError, StoreError
 from etude.types import Manifest
 from etude.weights.background import Background
 from etude.weights.manifests import manifest_numbers, read_manifest
-from etude.weights.publish import Stored
-from etude.weights.subscribe import fetch, latest
+from etude.weights.pieces import Stored
+from etude.weights.replica import fetch
+from etude.weights.subscribe import latest
 from weights.versions import Failing, UnsteadyStore, new_publisher, tensors
 
 

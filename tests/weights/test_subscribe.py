@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from etude.errors import MissingError, StoreError
+from etude.errors import StoreError
 from etude.types import Manifest, Version
 from etude.weights.gc import Collector
 from etude.weights.manifests import manifest_key, manifest_numbers, named_key
+from etude.weights.replica import Replica, fetch
 from etude.weights.store import FileStore, Store, open_store
-from etude.weights.subscribe import Subscriber, dtypes, fetch, latest
+from etude.weights.subscribe import Subscriber, latest
 from weights.versions import new_publisher, publish, tensors
 
 
@@ -81,45 +82,6 @@ def test_a_version_of_an_older_incarnation_never_comes_back() -> None:
     assert subscriber.poll() is None
 
 
-def test_a_missing_part_and_a_damaged_one_have_their_own_errors() -> None:
-    store = open_store("memory://")
-    manifest = publish(new_publisher(store), 1)
-    blob = manifest.parts[0].blob
-    data = bytearray(store.get(blob))
-    data[5] ^= 1
-    store.put(blob, data)
-    with pytest.raises(StoreError, match="is damaged"):
-        fetch(store, manifest)
-    store.put(blob, data[:-1])
-    with pytest.raises(StoreError, match="is damaged"):
-        fetch(store, manifest)
-    store.delete(blob)
-    with pytest.raises(MissingError, match=blob):
-        fetch(store, manifest)
-
-
-def test_pieces_that_do_not_make_a_whole_tensor_are_refused() -> None:
-    store = open_store("memory://")
-    manifest = publish(new_publisher(store), 1)
-    import msgspec
-
-    shorter = msgspec.structs.replace(manifest, parts=manifest.parts[1:])
-    assert set(fetch(store, shorter)) == set(tensors(1)) - {manifest.parts[0].name}
-    part = msgspec.structs.replace(manifest.parts[0], count=manifest.parts[0].count - 1)
-    with pytest.raises(StoreError, match="incomplete"):
-        fetch(store, msgspec.structs.replace(manifest, parts=(part, *manifest.parts[1:])))
-    with pytest.raises(StoreError, match="do not fit together"):
-        fetch(store, msgspec.structs.replace(manifest, parts=(manifest.parts[0], *manifest.parts)))
-
-
-def test_bfloat16_comes_as_its_bits_with_its_name() -> None:
-    store = open_store("memory://")
-    manifest = publish(new_publisher(store), 1)
-    assert dtypes(manifest) == {"head": "F32", "norm": "BF16", "frozen": "F16"}
-    assert fetch(store, manifest)["norm"].dtype == "uint16"
-    assert fetch(store, manifest)["norm"].flags.writeable
-
-
 def test_a_lease_keeps_what_a_reader_fetches_and_ends_by_the_clock_of_the_store() -> None:
     store = open_store("memory://")
     publisher = new_publisher(store)
@@ -173,7 +135,7 @@ def test_a_lease_cannot_leave_its_folder(name: str) -> None:
 
 def test_readers_never_see_half_a_version_while_a_writer_runs(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
-    publisher = new_publisher(open_store(url))
+    publisher = new_publisher(open_store(url), anchor_every=4)
     done = threading.Event()
 
     def write() -> None:
@@ -185,11 +147,11 @@ def test_readers_never_see_half_a_version_while_a_writer_runs(tmp_path: Path) ->
     writer.start()
     store = open_store(url)
     assert isinstance(store, FileStore)
-    subscriber = reader(store)
+    subscriber, replica = reader(store), Replica(store)
     seen: list[Manifest] = []
     while not done.is_set() or not seen or seen[-1].version.step < 11:
         if (manifest := subscriber.poll()) is not None:
-            found = fetch(store, manifest)
+            found = replica.fetch(manifest)
             want = tensors(manifest.version.step)
             assert all(found[name].tobytes() == want[name].array.tobytes() for name in want)
             seen.append(manifest)

@@ -8,7 +8,9 @@ import numpy as np
 from obstore.store import MemoryStore
 
 from etude.errors import StoreError
-from etude.weights.publish import Publisher, Snapshot, Stored, take_incarnation
+from etude.types import Manifest
+from etude.weights.pieces import Snapshot, Stored
+from etude.weights.publish import Publisher, take_incarnation
 from etude.weights.store import Data, Store
 
 
@@ -22,12 +24,12 @@ def tensors(seed: int) -> dict[str, Stored]:
     }
 
 
-def publish(publisher: Publisher, step: int) -> object:
-    return publisher.publish(Snapshot.take(step, tensors(step)))
+def publish(publisher: Publisher, step: int) -> Manifest:
+    return publisher.publish(Snapshot.take(step, tensors(step))).manifest
 
 
-def new_publisher(store: Store, **record: object) -> Publisher:
-    return Publisher(store, take_incarnation(store, **record))  # type: ignore[arg-type]
+def new_publisher(store: Store, *, anchor_every: int = 1, **record: object) -> Publisher:
+    return Publisher(store, take_incarnation(store, **record), anchor_every=anchor_every)  # type: ignore[arg-type]
 
 
 class UnsteadyStore(Store):

@@ -43,6 +43,16 @@ TEXT_PARTS = {"kimi_k25": TextPart(prefix="language_model.", others=("vision_tow
 of such a checkpoint but writes it under other names than it reads, so the part is taken out here."""
 
 
+@dataclass(frozen=True, slots=True)
+class HubPlace:
+    """Where a hub tensor lies in the network: elements from `start` on of a parameter, flat."""
+
+    parameter: str | None
+    """None: a buffer."""
+    start: int
+    shape: tuple[int, ...]
+
+
 class Model:
     """A network and what Etude knows about it.
 
@@ -68,6 +78,21 @@ class Model:
     def hub_tensors(self) -> dict[str, torch.Tensor]:
         """All parameters and persistent buffers under the hub checkpoint's names and shapes, as views."""
         return dict(self._views)
+
+    def hub_places(self) -> dict[str, HubPlace]:
+        """Where each hub tensor lies, by name. It holds for a sharded network too, if asked before sharding."""
+        owners = {parameter.untyped_storage().data_ptr(): (name, parameter.storage_offset())
+                  for name, parameter in self.network.named_parameters()}  # fmt: skip
+        places = {}
+        for name, view in self._views.items():
+            owner, offset = owners.get(view.untyped_storage().data_ptr(), (None, 0))
+            assert owner is None or view.is_contiguous()
+            places[name] = HubPlace(owner, int(view.storage_offset() - offset), tuple(view.shape))
+        return places
+
+    def release_views(self) -> None:
+        """Let go of the parameters' memory, after they were sharded: there are no hub tensors from now on."""
+        self._views.clear()
 
     def renew_views(self) -> None:
         """After parameters were moved to other memory."""

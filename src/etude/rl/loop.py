@@ -174,9 +174,7 @@ class Loop:
                     self._recipe.groups_per_step * self._recipe.group_size * self._recipe.tokens_per_episode
                 ),
                 seed=self._recipe.seed,
-                rate=self._budget.rate(
-                    wall_s=self._clock.wall_s, step=step + 1, epoch_steps=self._epoch_steps
-                ),
+                rate=self._budget.rate(wall_s=self._clock.wall_s, step=step + 1, epoch_steps=self._epoch_steps),
             )
             self._watch.sample = batch.samples[0] if batch.samples else None
             data = encode(batch)

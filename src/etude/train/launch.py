@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from etude.errors import RunError
 from etude.train.ranks import Ranks
 
-_PATIENCE = timedelta(days=7)
+PATIENCE = timedelta(days=7)
 """Ranks wait for the next batch as long as it takes; one that dies is noticed by its connection."""
 
 
@@ -47,7 +47,7 @@ def run_ranks(module: str, words: Sequence[str], count: int) -> None:
 def joined() -> Ranks:
     """This process among the ranks that torchrun started. Errors: RunError if they do not meet."""
     try:
-        dist.init_process_group("gloo", timeout=_PATIENCE)
+        dist.init_process_group("gloo", timeout=PATIENCE)
     except (RuntimeError, ValueError) as error:
         raise RunError("the trainer's ranks did not meet", cause=str(error).splitlines()[0]) from error
     return Ranks(dist.get_rank(), dist.get_world_size())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from etude.errors import EtudeError, LostRankError, RunError
 from etude.frames import convert, decode, encode
 from etude.train.step import Trainer
 from etude.types import Batch, Sample, Version
-from etude.weights.publish import Stored
+from etude.weights.pieces import Snapshot, Stored
+from etude.weights.publish import Snapshots
 
 
 class Lead:
@@ -43,6 +44,11 @@ class Lead:
     def published(self) -> dict[str, Stored]:
         with self._all("published"):
             return self._trainer.masters.published()
+
+    def stretches(self, dropped: Sequence[int] = ()) -> dict[str, Stored]:
+        """What rank 0 publishes of the weights as they are; the others keep theirs, and forget the steps `dropped`."""
+        with self._all("snapshot", list(dropped)):
+            return self._trainer.masters.stretches()
 
     def state(self) -> dict[str, np.ndarray]:
         with self._all("state"):
@@ -73,8 +79,11 @@ class Lead:
             sys.exit(f"a process of the fit is gone: {error}")
 
 
-def follow(trainer: Trainer) -> None:
-    """Do what rank 0 says, until it says `end`. An error of a step is one of all ranks, and rank 0 reports it."""
+def follow(trainer: Trainer, snapshots: Snapshots | None = None) -> None:
+    """Do what rank 0 says, until it says `end`. An error of a step is one of all ranks, and rank 0 reports it.
+
+    snapshots: where this rank's publishing thread finds them; None where nothing is published.
+    """
     while True:
         order = decode(trainer.ranks.tell(b""), dict[str, Any])
         what, argument = order["what"], order["argument"]
@@ -85,6 +94,8 @@ def follow(trainer: Trainer) -> None:
                 trainer.score(convert(argument, Sample))
             elif what == "published":
                 trainer.masters.published()
+            elif what == "snapshot" and snapshots is not None:
+                snapshots.keep(Snapshot.take(trainer.step, trainer.masters.stretches()), argument)
             elif what == "state":
                 trainer.masters.state()
             elif what == "restore":

@@ -5,13 +5,14 @@ is no rounding, and the network's parameters are the masters. For 16 bits the gr
 masters (straight-through), and the network gets them rounded again after each step. Buffers (a router's bias) and what
 a family keeps in fp32 are never rounded, and buffers never trained (docs/semantics.md 1.2, 4.2).
 
-Of several ranks each holds and updates its shard (sharded.py); what is published or saved is whole, and on rank 0.
+Of several ranks each holds, updates and publishes its shard (sharded.py); a checkpoint is whole, and on rank 0.
 
 What it does not do: schedules (a batch says at which share of the rate it is trained).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from etude.errors import ModelError, RunError
-from etude.models.load import Model
+from etude.models.load import HubPlace, Model
 from etude.train.recipe import TrainRecipe
 from etude.train.sharded import Shards, Whole
-from etude.weights.publish import Stored
+from etude.weights.pieces import Stored
 
 _ROUNDINGS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _KINDS = ("master", "exp_avg", "exp_avg_sq")
@@ -51,16 +52,18 @@ class Masters:
     """The weights that are trained, by the network's own parameter names, with their optimizer."""
 
     def __init__(
-        self, model: Model, recipe: TrainRecipe, publish_dtype: str, *, shards: Shards | None = None,
-        public: Model | None = None,
+        self, model: Model, recipe: TrainRecipe, publish_dtype: str, *,
+        places: Mapping[str, HubPlace] | None = None, shards: Shards | None = None, public: Model | None = None,
     ) -> None:  # fmt: skip
-        """public: where the whole of a sharded model is put together; on rank 0.
+        """places: of the hub tensors, from before the model was sharded. public: where the whole of a sharded model is
+        put together, on rank 0.
 
         Errors: ModelError if the network is not in fp32.
         """
         self._model = model
         self._shards: Shards = shards or Whole()
         self._public = public or model
+        self._places = model.hub_places() if places is None else places
         self._clip_norm = recipe.clip_norm
         self._rounding = _ROUNDINGS[publish_dtype]
         self._parameters = dict(model.network.named_parameters())
@@ -157,14 +160,33 @@ class Masters:
             self._gather()
         if self._shards.ranks.rank:
             return {}
-        rounded = set()
-        parameters = dict(self._public.network.named_parameters())
-        by_storage = {parameters[name].untyped_storage().data_ptr() for name in self._rounded}
         views = self._public.hub_tensors()
-        for name, view in views.items():
-            if view.untyped_storage().data_ptr() in by_storage:
-                rounded.add(name)
-        return {name: to_stored(view.to(self._rounding) if name in rounded else view) for name, view in views.items()}
+        return {name: self._rounded_as(self._places[name].parameter, view) for name, view in views.items()}
+
+    def stretches(self) -> dict[str, Stored]:
+        """This rank's part of `published`: of each hub tensor the elements that lie in its shard, if any.
+
+        What is not cut (buffers; on one rank everything) is rank 0's.
+        """
+        if self._shards.ranks.count == 1:
+            return self.published()
+        found = {}
+        for name, place in self._places.items():
+            if place.parameter is None:
+                if self._shards.ranks.rank == 0:
+                    found[name] = to_stored(self._public.hub_tensors()[name])
+                continue
+            parameter = self._parameters[place.parameter]
+            shard, start = self._shards.local(parameter).reshape(-1), self._shards.start(parameter)
+            first = max(start, place.start)
+            last = min(start + shard.numel(), place.start + math.prod(place.shape))
+            if first < last:
+                stored = self._rounded_as(place.parameter, shard[first - start : last - start])
+                found[name] = Stored(stored.dtype, stored.array, shape=place.shape, offset=first - place.start)
+        return found
+
+    def _rounded_as(self, parameter: str | None, values: Tensor) -> Stored:
+        return to_stored(values.to(self._rounding) if parameter in self._rounded else values)
 
     @torch.no_grad()
     def _gather(self) -> None:

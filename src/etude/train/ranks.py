@@ -9,6 +9,7 @@ of the time. What it does not do: several machines, or sharded weights.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import multiprocessing
 import os
@@ -38,31 +39,52 @@ class Ranks:
 
     rank: int = 0
     count: int = 1
+    group: dist.ProcessGroup | None = None
+    """Of the processes; None: the first one that they made."""
+
+    def beside(self, patience: timedelta) -> Ranks:
+        """The same ranks in a group of its own, for another thread. All ranks call it, at the same point."""
+        if self.count == 1:
+            return self
+        return dataclasses.replace(self, group=dist.new_group(backend="gloo", timeout=patience))
 
     def of_first(self, value: float) -> float:
         """What rank 0 gave, on all ranks."""
         shared = torch.tensor([value], dtype=torch.float64)
-        self._send(functools.partial(dist.broadcast, shared, 0))
+        self._send(functools.partial(dist.broadcast, shared, 0, group=self.group))
         return float(shared)
 
     def add(self, values: Tensor) -> None:
         """Replace `values` by its sum over all ranks."""
-        self._send(functools.partial(dist.all_reduce, values))
+        self._send(functools.partial(dist.all_reduce, values, group=self.group))
 
     def copy_first(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite `tensors` with those of rank 0."""
         for tensor in tensors:
-            self._send(functools.partial(dist.broadcast, tensor, 0))
+            self._send(functools.partial(dist.broadcast, tensor, 0, group=self.group))
 
     def tell(self, data: bytes) -> bytes:
         """What rank 0 gave, on all ranks."""
         size = torch.tensor([len(data)])
-        self._send(functools.partial(dist.broadcast, size, 0))
+        self._send(functools.partial(dist.broadcast, size, 0, group=self.group))
         body = torch.empty(int(size), dtype=torch.uint8)
         if self.rank == 0:
             body.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        self._send(functools.partial(dist.broadcast, body, 0))
+        self._send(functools.partial(dist.broadcast, body, 0, group=self.group))
         return body.numpy().tobytes()
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """On rank 0 what every rank gave, in their order; elsewhere nothing."""
+        if self.count == 1:
+            return [data]
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
+        own = torch.tensor([len(data)])
+        self._send(functools.partial(dist.all_gather, sizes, own, group=self.group))
+        padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
+        padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        bodies = [torch.empty_like(padded) for _ in sizes] if self.rank == 0 else None
+        self._send(functools.partial(dist.gather, padded, bodies, 0, group=self.group))
+        return [body[: int(size)].numpy().tobytes() for body, size in zip(bodies or [], sizes, strict=False)]
 
     def spread(self, function: Callable[[Tensor], Tensor], parts: Sequence[Tensor]) -> list[Tensor]:
         """function(part) of every part, each computed on one rank; results have the parts' shapes."""
@@ -70,7 +92,7 @@ class Ranks:
         found = [function(part) if owner == self.rank else torch.empty_like(part)
                  for owner, part in zip(owners, parts, strict=True)]  # fmt: skip
         for owner, part in zip(owners, found, strict=True):
-            self._send(functools.partial(dist.broadcast, part, owner))
+            self._send(functools.partial(dist.broadcast, part, owner, group=self.group))
         return found
 
     def _send(self, collective: Callable[[], Any]) -> None:

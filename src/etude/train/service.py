@@ -14,7 +14,7 @@ What it does not do: choose batches. One step at a time, in one thread of its ow
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,16 +31,22 @@ from etude.train.step import Trainer
 from etude.types import Batch, Manifest, Sample, Version
 from etude.weights.background import Background, Then
 from etude.weights.gc import Collector
-from etude.weights.manifests import read_manifest
-from etude.weights.publish import Publisher, take_incarnation
+from etude.weights.manifests import pin, read_manifest
+from etude.weights.publish import Peers, Publisher, take_incarnation
 from etude.weights.recipe import WeightsRecipe
 from etude.weights.store import Store
 
 
 def open_trainer(
-    trainer: Trainer, *, store: Store, checkpoints: Path, checkpoint_every: int, weights: WeightsRecipe
+    trainer: Trainer,
+    *,
+    store: Store,
+    checkpoints: Path,
+    checkpoint_every: int,
+    weights: WeightsRecipe,
+    peers: Peers | None = None,
 ) -> TrainerService:
-    """`trainer`, resumed, and its starting version public. Its other ranks follow (lead.py).
+    """`trainer`, resumed, and its starting version public. Its other ranks follow (lead.py), and publish as `peers`.
 
     Errors: ModelError for a model that is not the checkpoint's; RunError, StoreError for a damaged run; LostRaceError
     if another trainer starts at the same time and later.
@@ -56,9 +62,12 @@ def open_trainer(
         torch.set_rng_state(torch.from_numpy(loaded.state.random.copy()))
     record = take_incarnation(store, parent=parent, checkpoint=name)
     saved.sweep()
-    publisher = Publisher(store, record, parent=_manifest(store, parent))
+    publisher = Publisher(
+        store, record, parent=_manifest(store, parent), anchor_every=weights.anchor_every, threads=weights.threads,
+        peers=peers,
+    )  # fmt: skip
     collector = Collector(store, keep_anchors=weights.keep_anchors, grace_s=weights.grace_s)
-    service = TrainerService(lead, Background(publisher, collector), saved, checkpoint_every)
+    service = TrainerService(lead, Background(publisher, collector), saved, checkpoint_every, pins=weights.pins)
     service.start()
     return service
 
@@ -75,7 +84,13 @@ def _manifest(store: Store, version: Version | None) -> Manifest | None:
 class TrainerService:
     """What the process serves. Made by `open_trainer`."""
 
-    def __init__(self, trainer: Lead, background: Background, checkpoints: Checkpoints, checkpoint_every: int) -> None:
+    def __init__(
+        self, trainer: Lead, background: Background, checkpoints: Checkpoints, checkpoint_every: int,
+        *, pins: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """pins: steps whose versions stay for good."""
+        self._pins = frozenset(pins)
+        self._overtaken: tuple[int, ...] = ()
         self._trainer = trainer
         self._background = background
         self._checkpoints = checkpoints
@@ -99,9 +114,19 @@ class TrainerService:
         row = self._trainer.train(batch, is_current=self._is_current)
         reach("trained")
         self._publish(checkpoint=self._trainer.step % self._every == 0)
-        return row | {
+        return row | self._publishing()
+
+    def _publishing(self) -> dict[str, float]:
+        """Numbers of the newest committed version, and counts since the start."""
+        last = self._background.last
+        assert last is not None, "start() comes first"
+        return {
             "skipped_publishes": float(self._background.skipped),
             "aborted_publishes": float(self._background.aborted),
+            "published_step": float(last.manifest.version.step),
+            "published_bytes": float(last.change_bytes),
+            "anchor_bytes": float(last.whole_bytes),
+            "publish_s": last.seconds,
         }
 
     def state(self) -> TrainerState:
@@ -121,6 +146,7 @@ class TrainerService:
         """Publish what waits, then end the threads. Errors: StoreError, LostRaceError."""
         self._thread.shutdown()
         self._background.close()
+        self._background.publisher.end()
         self._trainer.close()
 
     def _is_current(self, version: Version) -> bool:
@@ -130,8 +156,22 @@ class TrainerService:
         return ours or (self._trainer.step == self._start_step and version == record.parent)
 
     def _publish(self, *, checkpoint: bool = False) -> None:
-        then = self._saving() if checkpoint else None
-        self._background.submit(self._trainer.step, self._trainer.published(), then=then)
+        step, jobs = self._trainer.step, []
+        if checkpoint:
+            jobs.append(self._saving())
+        if step in self._pins:
+            jobs.append(self._pin)
+
+        def then(manifest: Manifest) -> None:
+            for job in jobs:
+                job(manifest)
+
+        tensors = self._trainer.stretches(self._overtaken)
+        self._overtaken = self._background.submit(step, tensors, then=then if jobs else None)
+
+    def _pin(self, manifest: Manifest) -> None:
+        version = manifest.version
+        pin(self._background.publisher.store, f"step-{version.step}", version, "weights.pins names its step")
 
     def _saving(self) -> Then:
         """What writes the checkpoint of the weights as they are now, once their version is committed."""

@@ -40,6 +40,10 @@ class Shards(Protocol):
         """This rank's part of a whole."""
         ...
 
+    def start(self, parameter: Tensor) -> int:
+        """Elements of the whole, flat, that lie before this rank's part."""
+        ...
+
 
 class Whole:
     """One rank: nothing is cut."""
@@ -55,6 +59,9 @@ class Whole:
 
     def part(self, parameter: Tensor, whole: Tensor) -> Tensor:
         return whole
+
+    def start(self, parameter: Tensor) -> int:
+        return 0
 
 
 class Sharded:
@@ -93,6 +100,10 @@ class Sharded:
     def part(self, parameter: Tensor, whole: Tensor) -> Tensor:
         parts = torch.chunk(whole, self.ranks.count, dim=0)
         return parts[self.ranks.rank].clone() if self.ranks.rank < len(parts) else whole[:0]
+
+    def start(self, parameter: Tensor) -> int:
+        rows = -(-parameter.shape[0] // self.ranks.count)  # as torch.chunk cuts
+        return min(rows * self.ranks.rank, parameter.shape[0]) * (parameter.numel() // parameter.shape[0])
 
 
 def _dtensor(tensor: Any) -> DTensor:

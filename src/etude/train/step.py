@@ -91,12 +91,13 @@ class Trainer:
         self._temperature = temperature
         self._max_cost = float(recipe.micro_batch_tokens)
         self._pair_cost = 1.0 / (6 * self._objective.width)
-        shards, public = None, None
+        shards, public, places = None, None, model.hub_places()
         if several:
             public = Model(copy.deepcopy(model.network), model.family) if self.ranks.rank == 0 else None
             shards = Sharded(self.ranks)
             shards.shard(self._objective, model.network.base_model)
-        self.masters = Masters(model, recipe, publish_dtype, shards=shards, public=public)
+            model.release_views()
+        self.masters = Masters(model, recipe, publish_dtype, places=places, shards=shards, public=public)
 
     def train(self, batch: Batch, *, is_current: Callable[[Version], bool] = lambda _: False) -> dict[str, float]:
         """Take the step that `batch` makes; returns its row of numbers.

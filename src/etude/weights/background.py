@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from etude.errors import EtudeError, LostRaceError, StoreError
+from etude.errors import EtudeError, LostRaceError, RunError, StoreError
+from etude.killpoints import reach
 from etude.types import Manifest
 from etude.weights.gc import Collector
-from etude.weights.publish import Publisher, Snapshot, Stored
+from etude.weights.pieces import Snapshot, Stored
+from etude.weights.publish import Published, Publisher
 
 Then = Callable[[Manifest], None]
 
@@ -45,7 +47,7 @@ class Background:
         self._busy = False
         self._closing = False
         self._failure: EtudeError | None = None
-        self._head: Manifest | None = None
+        self._last: Published | None = None
         self.skipped = 0
         """Steps that were never published because a newer one overtook them."""
         self.aborted = 0
@@ -58,8 +60,14 @@ class Background:
     @property
     def head(self) -> Manifest | None:
         """The last committed version."""
+        last = self.last
+        return last.manifest if last else None
+
+    @property
+    def last(self) -> Published | None:
+        """The last committed version, and what it took."""
         with self._state:
-            return self._head
+            return self._last
 
     def check(self) -> None:
         """Errors: LostRaceError if a later trainer has started, StoreError if the store stayed unusable."""
@@ -67,15 +75,23 @@ class Background:
             if self._failure is not None:
                 raise self._failure
 
-    def submit(self, step: int, tensors: Mapping[str, Stored], *, must: bool = False, then: Then | None = None) -> None:
-        """Copy the tensors and return; they are published in the background. Errors: those of `check`."""
+    def submit(
+        self, step: int, tensors: Mapping[str, Stored], *, must: bool = False, then: Then | None = None
+    ) -> tuple[int, ...]:
+        """Copy the tensors and return; they are published in the background. Errors: those of `check`.
+
+        Returns the steps that this one overtook: they will not be published.
+        """
         self.check()
         snapshot = Snapshot.take(step, tensors)
+        reach("snapshot-taken")
         with self._state:
             kept = [job for job in self._waiting if job.must]
-            self.skipped += len(self._waiting) - len(kept)
+            overtaken = tuple(job.snapshot.step for job in self._waiting if not job.must)
+            self.skipped += len(overtaken)
             self._waiting = [*kept, _Job(snapshot, must or then is not None, then)]
             self._state.notify_all()
+        return overtaken
 
     def wait(self, timeout_s: float | None = None) -> Manifest | None:
         """Until all that was submitted is public; returns the head. Errors: those of `check`, StoreError when late."""
@@ -108,7 +124,7 @@ class Background:
             try:
                 self._finish(job)
                 failing_since = None
-            except LostRaceError as error:
+            except (LostRaceError, RunError) as error:  # the run is another's, or a rank is gone
                 return self._end(error)
             except StoreError as error:
                 failing_since = failing_since or time.monotonic()
@@ -119,9 +135,10 @@ class Background:
 
     def _finish(self, job: _Job) -> None:
         if job.manifest is None:
-            job.manifest = self.publisher.publish(job.snapshot)
+            published = self.publisher.publish(job.snapshot)
+            job.manifest = published.manifest
             with self._state:
-                self._head = job.manifest
+                self._last = published
         if job.then is not None:
             job.then(job.manifest)
         if self._collector is not None:

@@ -1,6 +1,7 @@
 """Collecting old versions, so that a long run does not fill the store.
 
-Kept: the last K anchors of the surviving lineage; pins; versions under an unexpired lease. Two phases, far apart:
+Kept: the last K anchors of the surviving lineage and all after the oldest of them; pins; versions under an unexpired
+lease; each with all that it takes to rebuild it, down to an anchor. Two phases, far apart:
 
     1  manifests of all other versions are deleted, those of dead lineages too
     2  a blob that no manifest has named for `grace_s`, and that was not written or touched for as long, is deleted
@@ -89,8 +90,10 @@ class Collector:
 
     def _kept(self, names: list[_Name], now: float) -> set[_Name]:
         surviving = lineage(self._store)
-        anchors = [name for name in names if surviving.survives(*name)]
-        kept = set(anchors[-self._keep :])
+        alive = [name for name in names if surviving.survives(*name)]
+        anchors = [name for name in alive if self._manifest(name).is_anchor]
+        oldest = anchors[-self._keep :][:1]
+        kept = {name for name in alive if [name] >= oldest}
         kept |= {(pin.version.incarnation, pin.version.n) for pin in pins(self._store)}
         for entry in self._store.entries("leases"):
             try:
@@ -101,14 +104,33 @@ class Collector:
                 kept |= {(version.incarnation, version.n) for version in lease.versions}
             elif entry.modified + lease.ttl_s + self._grace_s < now:
                 self._store.delete(entry.key)
-        return kept
+        return self._with_chains(kept & set(names))
+
+    def _with_chains(self, kept: set[_Name]) -> set[_Name]:
+        """And what they are differences from."""
+        chained = set()
+        for name in kept:
+            while name not in chained:
+                try:
+                    manifest = self._manifest(name)
+                except MissingError:
+                    break  # broken long ago: nothing below it can be of use
+                chained.add(name)
+                if manifest.is_anchor or manifest.parent is None:
+                    break
+                name = (manifest.parent.incarnation, manifest.parent.n)
+        return chained
+
+    def _manifest(self, name: _Name) -> Manifest:
+        if name not in self._read:
+            self._read[name] = read_manifest(self._store, *name)
+        return self._read[name]
 
     def _delete_blobs(self, now: float) -> tuple[int, int]:
         named = set()
         for name in self._versions():
-            if name not in self._read:
-                self._read[name] = read_manifest(self._store, *name)
-            named |= {part.blob for part in self._read[name].parts}
+            manifest = self._manifest(name)
+            named |= {part.blob for part in (*manifest.parts, *manifest.changes)}
         blobs = {entry.key: entry for entry in self._store.entries("blobs")}
         unnamed = blobs.keys() - named
         self._unnamed_since = {key: self._unnamed_since.get(key, now) for key in unnamed}

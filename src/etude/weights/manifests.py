@@ -2,7 +2,7 @@
 
     incarnations/<k>          a start of a trainer: nonce, and the version and checkpoint that it went on from
     manifests/<k>/<n>         a version: (k, n); creating this object is the publish
-    blobs/<digest>            bytes of tensors, named by their content
+    blobs/<digest>            coded pieces of tensors, named by their content
     leases/<holder>           versions that a reader needs for now
     pins/<name>               a version that stays until it is unpinned
 
@@ -89,7 +89,7 @@ def digest_bytes(data: bytes | bytearray | memoryview) -> str:
 
 
 def digest_parts(parts: tuple[Part, ...]) -> str:
-    """Names a version's content: of every part's place and digest, in order."""
+    """Names a version's content, however it is stored: of every piece's place and digest, in order."""
     return digest_bytes(encode([(p.name, p.dtype, p.shape, p.offset, p.count, p.digest) for p in parts]))
 
 
@@ -113,9 +113,21 @@ def read_manifest(store: Store, incarnation: int, n: int) -> Manifest:
     manifest = read_object(store, key, Manifest)
     if (manifest.version.incarnation, manifest.version.n) != (incarnation, n):
         raise StoreError(f"{store.url}: {key} holds version {manifest.version.name}")
-    if digest_parts(manifest.parts) != manifest.digest:
+    described = [parts for parts in (manifest.parts, manifest.changes) if parts]
+    if not described or any(digest_parts(parts) != manifest.digest for parts in described):
         raise StoreError(f"{store.url}: {key} does not match its own digest", hint="it is damaged")
     return manifest
+
+
+def named_version(store: Store, name: str) -> Manifest:
+    """The version that a person calls `incarnation.n`. Errors: StoreError for another word, MissingError."""
+    match = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", name)
+    if match is None:
+        raise StoreError(f"{name!r} names no version", hint="incarnation.n, as in 1.25: see etude weights list")
+    try:
+        return read_manifest(store, int(match[1]), int(match[2]))
+    except MissingError as error:
+        raise MissingError(f"{store.url} has no version {name}", hint="see etude weights list") from error
 
 
 def read_record(store: Store, incarnation: int) -> IncarnationRecord:

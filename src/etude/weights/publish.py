@@ -1,38 +1,36 @@
 """The protocol by which a version of the policy becomes public: whole, or not at all.
 
     1  snapshot     the tensors' bytes are copied; training waits for this only
-    2  upload       pieces go into blobs named by their content; what the parent has already is touched
-    3  digest       the pieces' digests, in order, name the version's content
+    2  upload       every rank codes its stretches of them into blobs named by their content (upload.py)
+    3  digest       what the ranks uploaded meets on rank 0; the pieces' digests, in order, name the version's content
     4  commit       the manifest is created conditionally, with parent, digest and nonce
-    5  remember     the committed manifest is the next one's parent
+    5  remember     every rank learns whether it was committed: the next difference starts from the last one that was
 
 A trainer first takes an incarnation (a conditional create, too) and looks for a higher one before every commit: seeing
 one, it stops. So of two trainers that think the run is theirs only the later start goes on.
 
-Here the steps are plain calls of one thread; `background.Background` runs them beside training. Every version is an
-anchor: it holds all tensors in full. What this file does not do: know where tensors come from, or delete anything.
+Here the steps are plain calls of one thread; `background.Background` runs them beside training. Most versions are
+differences from their parent; the first of a start and every `anchor_every`-th after it is an anchor, which holds all
+tensors in full, and the difference too, so that a reader which follows never loads one. What this file does not do:
+know where tensors come from, or delete anything.
 """
 
 from __future__ import annotations
 
-import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-
-import msgspec
-import numpy as np
+from typing import Protocol
 
 from etude.errors import LostRaceError, StoreError
-from etude.frames import encode
+from etude.frames import decode, encode
 from etude.killpoints import reach
-from etude.types import Manifest, Part, Version
+from etude.types import Manifest, Noun, Part, Version
 from etude.weights.manifests import (
     IncarnationRecord,
-    blob_key,
-    digest_bytes,
     digest_parts,
     incarnations,
     manifest_key,
@@ -40,43 +38,14 @@ from etude.weights.manifests import (
     read_record,
     record_key,
 )
+from etude.weights.pieces import Snapshot
 from etude.weights.store import Store
+from etude.weights.upload import Uploaded, Uploader
 
-BLOB_BYTES = 16 << 20
-"""Tensors are packed into blobs up to this size, and cut where they are larger."""
-DTYPES: dict[str, np.dtype] = {
-    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
-    "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "U8": np.dtype("u1"), "BOOL": np.dtype("?"),
-}  # fmt: skip
-"""safetensors name -> how numpy holds it. numpy has no bfloat16: its bits travel as unsigned 16-bit integers."""
 _CREATES = 4
 """How often one create is tried again with identical bytes."""
-assert sys.byteorder == "little", "blobs hold little-endian numbers as they lie in memory"
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor as the store holds it: numbers as numpy can hold them, and the name of what they really are."""
-
-    dtype: str
-    array: np.ndarray
-
-    def __post_init__(self) -> None:
-        if DTYPES.get(self.dtype) != self.array.dtype:
-            raise StoreError(f"a tensor of {self.array.dtype} cannot be published as {self.dtype}")
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All tensors of one step, which nobody changes any more."""
-
-    step: int
-    tensors: Mapping[str, Stored]
-
-    @classmethod
-    def take(cls, step: int, tensors: Mapping[str, Stored]) -> Snapshot:
-        """1. snapshot: copy the bytes."""
-        return cls(step, {name: Stored(t.dtype, t.array.copy()) for name, t in sorted(tensors.items())})
+_SNAPSHOT_S = 60.0
+"""For how long a rank waits for its own snapshot of a step that rank 0 publishes."""
 
 
 def take_incarnation(
@@ -100,16 +69,76 @@ def _create_record(store: Store, record: IncarnationRecord) -> None:
     create_once(store, record_key(number), encode(record), read, nonce=record.nonce)
 
 
-class Publisher:
-    """Publishes versions of one incarnation, one after the other."""
+class Peers(Protocol):
+    """The ranks of one trainer, as publishing sees them. All ranks call the same methods in the same order."""
 
-    def __init__(self, store: Store, record: IncarnationRecord, *, parent: Manifest | None = None) -> None:
-        """`parent`: manifest of the record's parent, whose unchanged blobs are used again."""
+    def tell(self, data: bytes) -> bytes:
+        """What rank 0 gave, on all ranks."""
+        ...
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """On rank 0 what every rank gave, in their order."""
+        ...
+
+
+class Alone:
+    """Rank 0 of one."""
+
+    def tell(self, data: bytes) -> bytes:
+        return data
+
+    def gather(self, data: bytes) -> list[bytes]:
+        return [data]
+
+
+class _Order(Noun, frozen=True):
+    """What the ranks are to upload. Step -1: publishing is over."""
+
+    step: int
+    anchor: bool
+
+
+class _Share(Noun, frozen=True):
+    """What came of it on one rank."""
+
+    uploaded: Uploaded | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A committed version, and what it took."""
+
+    manifest: Manifest
+    change_bytes: int
+    """Coded bytes of the difference."""
+    whole_bytes: int
+    """Coded bytes of an anchor's tensors in full; else 0."""
+    seconds: float
+
+
+class Publisher:
+    """Rank 0: publishes versions of one incarnation, one after the other. Other ranks `follow`."""
+
+    def __init__(
+        self,
+        store: Store,
+        record: IncarnationRecord,
+        *,
+        parent: Manifest | None = None,
+        anchor_every: int = 1,
+        threads: int = 1,
+        peers: Peers | None = None,
+    ) -> None:
+        """`parent`: manifest of the record's parent; what did not change since then is not uploaded again."""
         self.store = store
         self.record = record
         self._parent = record.parent
+        self._anchor_every = anchor_every
+        self._since_anchor: int | None = None
         self._n = 0
-        self._known = {part.blob for part in parent.parts} if parent else set()
+        self._uploader = Uploader(store, threads=threads, parent=parent)
+        self._peers = peers or Alone()
 
     def check_incarnation(self) -> None:
         """Errors: LostRaceError if a later trainer has started: the run is its own now."""
@@ -120,45 +149,128 @@ class Publisher:
                 hint="stop this one",
             )
 
-    def publish(self, snapshot: Snapshot) -> Manifest:
+    def publish(self, snapshot: Snapshot) -> Published:
         """Steps 2 to 5. The number n is used up even if this fails.
 
         Errors: StoreError if the version was aborted (publish the snapshot again); LostRaceError if the run is lost.
         """
+        started = time.perf_counter()
         n, self._n = self._n, self._n + 1
-        # 2. upload
-        blobs = list(cut(snapshot.tensors))
-        with ThreadPoolExecutor(max_workers=4, thread_name_prefix="upload") as pool:
-            list(pool.map(self._upload, blobs))
-        reach("blobs-uploaded")
-        # 3. digest
-        parts = tuple(part for blob in blobs for part in blob.parts)
         version = Version(incarnation=self.record.incarnation, n=n, step=snapshot.step)
-        manifest = Manifest(
-            version=version, parent=self._parent, full=True, parts=parts,
-            digest=digest_parts(parts), nonce=uuid.uuid4().hex,
+        anchor = self._since_anchor is None or self._since_anchor + 1 >= self._anchor_every
+        self._peers.tell(encode(_Order(step=snapshot.step, anchor=anchor)))
+        share = _attempt(self._uploader, snapshot, anchor=anchor)
+        shares = [decode(data, _Share) for data in self._peers.gather(encode(share))]
+        reach("blobs-uploaded")
+        is_committed = False
+        try:
+            manifest = self._commit(version, shares)
+            is_committed = True
+        finally:
+            self._peers.tell(encode(is_committed))
+        assert share.uploaded is not None
+        self._uploader.committed(snapshot, share.uploaded)
+        self._parent = version
+        self._since_anchor = 0 if anchor else (self._since_anchor or 0) + 1
+        return Published(
+            manifest, change_bytes=sum(part.nbytes for part in manifest.changes),
+            whole_bytes=sum(part.nbytes for part in manifest.parts), seconds=time.perf_counter() - started,
         )  # fmt: skip
-        # 4. commit
+
+    def end(self) -> None:
+        """Let the other ranks stop following."""
+        self._peers.tell(encode(_Order(step=-1, anchor=False)))
+
+    def _commit(self, version: Version, shares: Sequence[_Share]) -> Manifest:
+        """3 and 4."""
+        uploaded = []
+        for rank, share in enumerate(shares):
+            if share.uploaded is None:
+                raise StoreError(
+                    f"version {version.name} was aborted", cause=f"rank {rank}: {share.error}", hint="publish again"
+                )
+            uploaded.append(share.uploaded)
+        parts = _merged(share.parts for share in uploaded)
+        has_changes = self._parent is not None and all(share.changes for share in uploaded)
+        changes = _merged(share.changes for share in uploaded) if has_changes else ()
+        manifest = Manifest(
+            version=version, parent=self._parent, parts=parts, changes=changes, digest=digest_parts(parts or changes),
+            nonce=uuid.uuid4().hex,
+        )  # fmt: skip
         self.check_incarnation()
-        for key in sorted({blob.key for blob in blobs}):
-            if self.store.head(key) is None:
-                raise StoreError(f"version {version.name} was aborted", cause=f"{key} is gone", hint="publish again")
-        key = manifest_key(version.incarnation, n)
+        self._check_blobs(manifest)
+        key = manifest_key(version.incarnation, version.n)
         create_once(
-            self.store, key, encode(manifest), lambda: read_manifest(self.store, version.incarnation, n).nonce,
-            nonce=manifest.nonce,
+            self.store, key, encode(manifest),
+            lambda: read_manifest(self.store, version.incarnation, version.n).nonce, nonce=manifest.nonce,
         )  # fmt: skip
         reach("manifest-created")
-        # 5. remember
-        self._parent = version
-        self._known = {blob.key for blob in blobs}
         return manifest
 
-    def _upload(self, blob: Blob) -> None:
-        if blob.key in self._known:
-            self.store.touch(blob.key, blob.data)
-        else:
-            self.store.put(blob.key, blob.data)
+    def _check_blobs(self, manifest: Manifest) -> None:
+        """A version whose parts are gone is not created."""
+        keys = sorted({part.blob for part in (*manifest.parts, *manifest.changes) if part.blob})
+        with ThreadPoolExecutor(max_workers=8, thread_name_prefix="check") as pool:
+            for key, entry in zip(keys, pool.map(self.store.head, keys), strict=True):
+                if entry is None:
+                    name = manifest.version.name
+                    raise StoreError(f"version {name} was aborted", cause=f"{key} is gone", hint="publish again")
+
+
+def _attempt(uploader: Uploader, snapshot: Snapshot, *, anchor: bool) -> _Share:
+    """2, on one rank: an error aborts the version, not the run."""
+    try:
+        return _Share(uploaded=uploader.upload(snapshot, anchor=anchor))
+    except StoreError as error:
+        return _Share(uploaded=None, error=str(error))
+
+
+def _merged(shares: Iterable[tuple[Part, ...]]) -> tuple[Part, ...]:
+    return tuple(sorted((part for share in shares for part in share), key=lambda part: (part.name, part.offset)))
+
+
+# Ranks after the first
+
+
+class Snapshots:
+    """What this rank's training thread hands to its publishing thread. Only the steps that rank 0 may still publish."""
+
+    def __init__(self) -> None:
+        self._state = threading.Condition()
+        self._kept: dict[int, Snapshot] = {}
+
+    def keep(self, snapshot: Snapshot, dropped: Sequence[int] = ()) -> None:
+        """dropped: steps that were overtaken on rank 0."""
+        with self._state:
+            for step in dropped:
+                self._kept.pop(step, None)
+            self._kept[snapshot.step] = snapshot
+            self._state.notify_all()
+
+    def take(self, step: int) -> Snapshot:
+        """That of `step`; a version may be published again, so it stays until a later one is asked for.
+
+        Errors: StoreError if there is none.
+        """
+        with self._state:
+            for earlier in [kept for kept in self._kept if kept < step]:
+                del self._kept[earlier]
+            if not self._state.wait_for(lambda: step in self._kept, _SNAPSHOT_S):
+                raise StoreError(f"this rank has no snapshot of step {step}")
+            return self._kept[step]
+
+
+def follow(uploader: Uploader, peers: Peers, snapshots: Snapshots) -> None:
+    """What a rank after the first does in its publishing thread: upload its share of every version, until the end."""
+    while (order := decode(peers.tell(b""), _Order)).step >= 0:
+        try:
+            snapshot = snapshots.take(order.step)
+            share = _attempt(uploader, snapshot, anchor=order.anchor)
+        except StoreError as error:
+            share = _Share(uploaded=None, error=str(error))
+        peers.gather(encode(share))
+        if decode(peers.tell(b""), bool) and share.uploaded is not None:
+            uploader.committed(snapshot, share.uploaded)
 
 
 def create_once(store: Store, key: str, data: bytes, read_nonce: Callable[[], str], *, nonce: str) -> None:
@@ -185,44 +297,3 @@ def create_once(store: Store, key: str, data: bytes, read_nonce: Callable[[], st
             return
         raise LostRaceError(f"{store.url}: {key} belongs to another trainer", hint="only one trainer may run")
     raise StoreError(f"{store.url}: {key} could not be created", cause=str(failure)) from failure
-
-
-@dataclass(frozen=True, slots=True)
-class Blob:
-    """Bytes of several pieces of tensors, in the order of their parts."""
-
-    key: str
-    data: bytes
-    parts: tuple[Part, ...]
-
-
-def cut(tensors: Mapping[str, Stored], limit: int = BLOB_BYTES) -> Iterator[Blob]:
-    """Pack tensors, by name, into blobs of at most `limit` bytes; a larger tensor is cut into pieces.
-
-    The same tensors give the same blobs, so that what did not change is not uploaded again.
-    """
-    pieces: list[tuple[Part, memoryview]] = []
-    filled = 0
-    for name, tensor in sorted(tensors.items()):
-        flat = np.ascontiguousarray(tensor.array).reshape(-1)
-        size = flat.itemsize
-        for offset in range(0, max(flat.size, 1), limit // size):
-            piece = flat[offset : offset + limit // size]
-            if filled and filled + piece.nbytes > limit:
-                yield _blob(pieces)
-                pieces, filled = [], 0
-            data = piece.view(np.uint8).data
-            part = Part(
-                name=name, dtype=tensor.dtype, shape=tensor.array.shape, offset=offset, count=piece.size,
-                blob="", start=filled, nbytes=piece.nbytes, digest=digest_bytes(data),
-            )  # fmt: skip
-            pieces.append((part, data))
-            filled += piece.nbytes
-    if pieces:
-        yield _blob(pieces)
-
-
-def _blob(pieces: Sequence[tuple[Part, memoryview]]) -> Blob:
-    data = b"".join(piece for _, piece in pieces)
-    key = blob_key(digest_bytes(data))
-    return Blob(key, data, tuple(msgspec.structs.replace(part, blob=key) for part, _ in pieces))

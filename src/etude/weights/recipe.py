@@ -21,8 +21,15 @@ class WeightsRecipe:
     `{run}` stands for the run's folder."""
     publish_dtype: str = "float32"
     """float32 or bfloat16: the rounding that engines serve and that the trainer's forward pass uses."""
+    anchor_every: int = 25
+    """Every so many versions one holds all tensors in full; those between are differences. 1: all do."""
     keep_anchors: int = 3
-    """How many full versions of the surviving lineage are kept, beside pins and leases."""
+    """How many of these are kept of the surviving lineage, with all that came after the oldest of them; beside pins and
+    leases."""
+    pins: tuple[int, ...] = ()
+    """Steps whose versions are always published, and stay for good: policies to compare with later."""
+    threads: int = 2
+    """Cores that coding and reading a version may use, on each side."""
     poll_s: float = 0.05
     """Seconds between a reader's looks at the store."""
     grace_s: float = 120.0
@@ -35,8 +42,11 @@ class WeightsRecipe:
         if self.publish_dtype not in PUBLISH_DTYPES:
             names = ", ".join(PUBLISH_DTYPES)
             raise RecipeError(f"weights.publish_dtype = {self.publish_dtype!r} is unknown", hint=f"one of {names}")
-        if self.keep_anchors < 1:
-            raise RecipeError(f"weights.keep_anchors = {self.keep_anchors} must be at least 1")
+        for name in ("anchor_every", "keep_anchors", "threads"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"weights.{name} = {getattr(self, name)} must be at least 1")
+        if any(step < 0 for step in self.pins):
+            raise RecipeError(f"weights.pins = {list(self.pins)} names a negative step", hint="steps from 0 on")
         if self.poll_s <= 0 or self.grace_s <= 0:
             raise RecipeError("weights.poll_s and weights.grace_s must be positive")
 

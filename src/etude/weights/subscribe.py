@@ -1,13 +1,13 @@
 """Readers: an engine learns of new versions from the store alone.
 
     Subscriber.manifests()   polls; yields the newest version whenever it changes
-    fetch(store, manifest)   downloads, checks every digest, and gives whole tensors
 
 The reader follows the newest incarnation. While that has no version yet, a reader that serves something keeps it
 (counted), and a new one takes the parent that the incarnation's record names. A lease in the store keeps what is being
 fetched, and what is served, from gc.
 
-What it does not do: load anything into a network, or decide when to swap (the engine does, between two decoding steps).
+What it does not do: download (replica.py), load anything into a network, or decide when to swap (the engine does,
+between two decoding steps).
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-
-from etude.errors import MissingError, StoreError
+from etude.errors import MissingError
 from etude.frames import encode
-from etude.types import Manifest, Part, Version
+from etude.killpoints import reach
+from etude.types import Manifest, Version
 from etude.weights.manifests import (
     Lease,
-    digest_bytes,
     head,
     incarnations,
     manifest_key,
@@ -32,7 +29,6 @@ from etude.weights.manifests import (
     named_key,
     read_manifest,
 )
-from etude.weights.publish import DTYPES, Stored
 from etude.weights.store import Store
 
 LEASE_S = 60.0
@@ -42,57 +38,6 @@ LEASE_S = 60.0
 def latest(store: Store) -> Manifest | None:
     """What a new reader takes; None if nothing can be read yet. Errors: StoreError."""
     return head(store)
-
-
-def dtypes(manifest: Manifest) -> dict[str, str]:
-    """safetensors dtype name of every tensor."""
-    return {part.name: part.dtype for part in manifest.parts}
-
-
-def fetch(store: Store, manifest: Manifest) -> dict[str, np.ndarray]:
-    """All tensors of the version by hub name, in their shapes, every piece's digest checked.
-
-    BF16 tensors come as their bits in uint16 (see `dtypes`). Errors: MissingError naming what is gone; StoreError
-    naming what is damaged, or that the pieces do not make whole tensors.
-    """
-    if not manifest.full:
-        raise StoreError(f"version {manifest.version.name} is a difference", hint="this Etude reads full versions")
-    tensors = {part.name: _empty(part, manifest) for part in manifest.parts}
-    filled = dict.fromkeys(tensors, 0)
-    by_blob: dict[str, list[Part]] = {}
-    for part in manifest.parts:
-        if part.offset != filled[part.name] or part.shape != tensors[part.name].shape:
-            raise StoreError(f"version {manifest.version.name}: the pieces of {part.name} do not fit together")
-        filled[part.name] += part.count
-        by_blob.setdefault(part.blob, []).append(part)
-    for name, count in filled.items():
-        if count != tensors[name].size:
-            raise StoreError(f"version {manifest.version.name}: {name} is incomplete")
-    with ThreadPoolExecutor(max_workers=4, thread_name_prefix="fetch") as pool:
-        list(pool.map(lambda item: _fill(store, item[0], item[1], tensors), by_blob.items()))
-    return tensors
-
-
-def fetch_stored(store: Store, manifest: Manifest) -> dict[str, Stored]:
-    """`fetch`, each tensor with its dtype name."""
-    names = dtypes(manifest)
-    return {name: Stored(names[name], array) for name, array in fetch(store, manifest).items()}
-
-
-def _empty(part: Part, manifest: Manifest) -> np.ndarray:
-    if part.dtype not in DTYPES:
-        raise StoreError(f"version {manifest.version.name}: {part.name} has the unknown dtype {part.dtype}")
-    return np.empty(part.shape, DTYPES[part.dtype])
-
-
-def _fill(store: Store, blob: str, parts: list[Part], tensors: dict[str, np.ndarray]) -> None:
-    data = memoryview(store.get(blob))
-    for part in parts:
-        piece = data[part.start : part.start + part.nbytes]
-        if len(piece) != part.nbytes or digest_bytes(piece) != part.digest:
-            raise StoreError(f"{store.url}: {blob} is damaged", cause=f"at {part.name}[{part.offset}:]")
-        flat = tensors[part.name].reshape(-1)
-        flat[part.offset : part.offset + part.count] = np.frombuffer(piece, flat.dtype)
 
 
 class Subscriber:
@@ -142,6 +87,7 @@ class Subscriber:
                 return None  # collected before our lease was there: the next poll finds a newer one
         except MissingError:
             return None
+        reach("version-leased")
         self._current = manifest.version
         return manifest
 
@@ -161,10 +107,6 @@ class Subscriber:
             return None
         manifest = head(self.store)
         return None if manifest is None else (manifest.version.incarnation, manifest.version.n)
-
-    def fetch(self, manifest: Manifest) -> dict[str, np.ndarray]:
-        """See `fetch`."""
-        return fetch(self.store, manifest)
 
     def hold(self, *versions: Version) -> None:
         """Lease exactly these versions, for `lease_s` seconds or until the next call; none: give the lease back."""

@@ -20,8 +20,9 @@ from etude.weights.manifests import (
     pins,
     read_manifest,
 )
+from etude.weights.pieces import DTYPES
+from etude.weights.replica import Replica
 from etude.weights.store import Store
-from etude.weights.subscribe import fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,13 @@ class Listed:
 
     version: Version
     parent: Version | None
-    full: bool
+    is_anchor: bool
     nbytes: int
+    """Of the tensors, as they are in memory."""
+    change_bytes: int
+    """Stored, of the difference from its parent."""
+    whole_bytes: int
+    """Stored, of an anchor's tensors in full."""
     modified: float
     """Seconds since the epoch, by the store's clock."""
     state: str
@@ -66,8 +72,10 @@ def list_versions(store: Store) -> list[Listed]:
             is_head = newest is not None and newest.version == manifest.version
             rows.append(
                 Listed(
-                    version=manifest.version, parent=manifest.parent, full=manifest.full,
-                    nbytes=sum(part.nbytes for part in manifest.parts), modified=entry.modified if entry else 0.0,
+                    version=manifest.version, parent=manifest.parent, is_anchor=manifest.is_anchor,
+                    nbytes=sum(part.count * DTYPES[part.dtype].itemsize for part in manifest.parts or manifest.changes),
+                    change_bytes=sum(part.nbytes for part in manifest.changes),
+                    whole_bytes=sum(part.nbytes for part in manifest.parts), modified=entry.modified if entry else 0.0,
                     state="head" if is_head else alive, pins=tuple(sorted(names.get((incarnation, n), ()))),
                 )
             )  # fmt: skip
@@ -79,11 +87,17 @@ def verify(store: Store) -> Verified:
     says. Errors: StoreError only if the store itself does not answer."""
     problems: list[str] = []
     manifests: list[Manifest] = []
+    replica = Replica(store)
     for incarnation in incarnations(store):
         for n in manifest_numbers(store, incarnation):
             try:
                 manifest = read_manifest(store, incarnation, n)
-                fetch(store, manifest)
+                restarts = replica.restarts
+                replica.fetch(manifest)
+                if replica.restarts > restarts:
+                    problems.append(f"version {incarnation}.{n}: it can be had from its anchor only")
+                elif manifest.is_anchor and manifest.changes:
+                    Replica(store).fetch(manifest)  # its other half
                 manifests.append(manifest)
             except (MissingError, StoreError) as error:
                 problems.append(f"version {incarnation}.{n}: {error.message}")
