@@ -20,6 +20,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from measuring import Row, arguments, in_turn, ratio, report
 
@@ -166,17 +169,52 @@ def _logprobs(found: Any, new: int) -> torch.Tensor:
 # vLLM, in a Python of its own
 
 
-def vllm(python: str, path: str, work: Mapping[str, Any], repeats: int) -> list[float]:
-    """Tokens a second, `repeats` times in one process: loading and compiling are not timed."""
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump({"model": str(model_folder(path)), "work": work, "repeats": repeats, "threads": THREADS}, file)
-        file.flush()
-        done = subprocess.run(
-            [python, str(Path(__file__).with_name("vllm_peer.py")), file.name], capture_output=True, text=True
-        )
-    if done.returncode:
-        raise SystemExit(f"vLLM failed: {done.stderr[-3000:]}")
-    return [tokens_of(work) / seconds for seconds in json.loads(done.stdout.splitlines()[-1])]
+class Vllm:
+    """A process that keeps the model; loading and compiling are not timed."""
+
+    def __init__(self, python: str, path: str) -> None:
+        results, give = os.pipe()
+        program = str(Path(__file__).with_name("vllm_peer.py"))
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as the process
+        self._process = subprocess.Popen(
+            [python, program, str(model_folder(path)), str(THREADS), str(give)], stdin=subprocess.PIPE,
+            stdout=self._log, stderr=subprocess.STDOUT, text=True, pass_fds=(give,),
+        )  # fmt: skip
+        os.close(give)
+        self._results = os.fdopen(results)
+        self._warm: set[str] = set()
+        self._answer()
+        self._signal(signal.SIGSTOP)
+
+    def __call__(self, label: str, work: Mapping[str, Any]) -> dict[str, float]:
+        if label not in self._warm:
+            self._seconds(work)
+            self._warm.add(label)
+        return {"tokens_per_s": tokens_of(work) / self._seconds(work)}
+
+    def _seconds(self, work: Mapping[str, Any]) -> float:
+        assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
+        print(json.dumps(work), file=self._process.stdin, flush=True)
+        seconds = float(self._answer())
+        self._signal(signal.SIGSTOP)  # its idle threads spin, and would slow the others
+        return seconds
+
+    def _answer(self) -> str:
+        line = self._results.readline()
+        if not line:
+            self._log.seek(0)
+            raise SystemExit(f"vLLM failed: {self._log.read().decode()[-3000:]}")
+        return line
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in psutil.Process(self._process.pid).children(recursive=True):
+            process.send_signal(number)
+        self._process.send_signal(number)
+
+    def close(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._process.wait()
 
 
 # Limits
@@ -216,6 +254,7 @@ def main() -> None:
         path = "etude-nano" if name == "nano" else _smollm2()
         model = load_model(path)
         found, network = limits(model), _transformers(path)
+        peer = Vllm(chosen.vllm, path) if chosen.vllm else None
         print(f"{name}: log-probs agree to {check_outputs(path, session_work(2, model.vocab_size)):.1e}", flush=True)
         for batch in chosen.batches:
             for work in (single_work(batch, model.vocab_size), session_work(batch, model.vocab_size)):
@@ -224,14 +263,14 @@ def main() -> None:
                     "etude": lambda path=path, work=work: etude(path, work),
                     "transformers generate": lambda network=network, work=work: generate(network, work),
                 }
+                if peer is not None:
+                    arms["vllm"] = lambda peer=peer, label=label, work=work: peer(label, work)
                 measured = in_turn(arms, repeats=chosen.repeats)
-                if chosen.vllm:
-                    raw = vllm(chosen.vllm, path, work, chosen.repeats)
-                    measured.append({"arm": "vllm", "quantity": "tokens_per_s", "median": float(np.median(raw)),
-                                     "min": min(raw), "max": max(raw), "raw": raw})  # fmt: skip
                 shares[label] = measured[0]["median"] / limit_of(found, batch)
                 rows += [row | {"work": label, "limit": limit_of(found, batch)} for row in measured]
                 print(json.dumps({row["arm"]: round(row["median"]) for row in measured} | {"work": label}), flush=True)
+        if peer is not None:
+            peer.close()
     values = {label: _over_best(rows, label) for label in shares}
     goals = {
         name: values.get(name, math.nan)
