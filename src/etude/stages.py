@@ -1,14 +1,13 @@
 """The stages before reinforcement learning: what `etude pretrain` and `etude sft` do with a recipe.
 
     pretrain   functions --tasks.pretraining--> corpus --train.pretrain--> model
-    sft        tasks --tasks.attempts (the model's own mistakes), tasks.transcripts--> transcripts --train.sft--> model
+    sft        tasks --tasks.transcripts--> transcripts --train.sft--> model
 
 Everything heavy is imported by the function that needs it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ from etude.errors import RecipeError
 
 if TYPE_CHECKING:
     from etude.protocols import Recorder
-    from etude.tasks.attempts import Attempts
     from etude.train.pretrain_recipe import PretrainRecipe, SFTRecipe
 
 
@@ -91,43 +89,8 @@ def _sft(recipe: SFTRecipe, recorder: Recorder) -> dict[str, Any]:
 
     path = Path(recipe.folder) / transcripts.TRANSCRIPTS
     if not path.exists():
-        attempts = asyncio.run(_own_attempts(recipe)) if recipe.transcripts.own_edits else {}
         with _share_bar("write transcripts") as advance:
-            transcripts.build(recipe.tasks, model_folder(recipe.model), path, recipe.transcripts, attempts=attempts,
+            transcripts.build(recipe.tasks, model_folder(recipe.model), path, recipe.transcripts,
                               workers=recipe.schedule.ranks, progress=advance)  # fmt: skip
     with _share_bar("sft") as advance:
         return sft(recipe, recorder, advance)
-
-
-async def _own_attempts(recipe: SFTRecipe) -> Attempts:
-    """What the model tries first at each task; read again where that was found out before."""
-    from etude.data.render import open_renderer
-    from etude.frames import read_file, write_file
-    from etude.inference.recipe import EngineRecipe
-    from etude.inference.torch_engine import TorchEngine
-    from etude.metrics import progress
-    from etude.models.load import load_model
-    from etude.models.recipe import model_folder
-    from etude.sandbox.pool import NamespacePool
-    from etude.sandbox.recipe import SandboxRecipe
-    from etude.tasks.attempts import Tried, try_first_edits
-    from etude.tasks.file import load_tasks
-    from etude.types import Version
-
-    path = Path(recipe.folder) / "attempts.mp"
-    if path.exists():
-        return read_file(path, Tried).tasks
-    tasks, samples = load_tasks(recipe.tasks), recipe.transcripts.own_edits
-    renderer = open_renderer(model_folder(recipe.model), ["edit_file", "run_tests"])
-    engine = TorchEngine(load_model(recipe.model), EngineRecipe(threads=recipe.schedule.ranks))
-    try:
-        await engine.set_version(Version(incarnation=1, n=0, step=0))
-        async with NamespacePool(SandboxRecipe()) as pool:
-            with progress("try edits", total=len(tasks) * samples) as bar:
-                found = await try_first_edits(
-                    tasks, engine, renderer, pool, samples=samples, seed=recipe.transcripts.seed, progress=bar.advance
-                )
-    finally:
-        await engine.close()
-    write_file(path, Tried(tasks=found))
-    return found

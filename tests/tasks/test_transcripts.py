@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 from etude.code.edit import EditError, apply_edit
-from etude.data.corpus import FILE, FIX, UNTRAINED, Document, Edit
+from etude.data.corpus import FILE, FIX, UNTRAINED, Document
 from etude.data.recipe import TranscriptSettings
 from etude.data.render import NanoRenderer
 from etude.data.tokenizer import Tokenizer
 from etude.models.recipe import SHIPPED
-from etude.tasks.attempts import Attempt
 from etude.tasks.isolation import Prober
-from etude.tasks.transcripts import repair, transcript
-from etude.types import ToolCall
+from etude.tasks.transcripts import transcript
 from tasks.repair_tasks import FAULTY, RIGHT, entry
 
 RENDERER = NanoRenderer(Tokenizer.load(SHIPPED["etude-nano"]))
@@ -117,64 +115,3 @@ def test_every_wrong_edit_is_undone_before_the_next(prober: Prober, seed: int) -
             text = apply_edit(text, **{key: value for key, value in arguments.items() if key != "path"})
             if number and not place:
                 assert text == FAULTY
-
-
-OWN = (
-    Attempt(edit=Edit(old="high", new="top", line=2), said="ok", text=FAULTY.replace("x, high)", "x, top)"),
-            failure="1 fail"),
-    Attempt(edit=Edit(old="mim", new="min", line=2), said="error: old does not occur in the file", text=FAULTY,
-            failure="f(1) -> 2, expected 3\n2 of 3 fail"),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_models_own_mistakes_come_before_planted_ones_and_are_not_learned(prober: Prober, seed: int) -> None:
-    wild = TranscriptSettings(read_first=0, test_first=0, wrong_edits=(0, 0, 0, 1), give_up=0, test_after=1)
-    made = transcript(RENDERER, entry().task, RIGHT, prober, random.Random(seed), wild, OWN)
-    assert made is not None
-    failing = turns(made)[:-2]
-    tried = [next(call for call in reversed(calls) if call.name == "edit_file").arguments for calls, _ in failing]
-    assert {arguments["old"] for arguments in tried[:2]} == {"high", "mim"}
-    assert {results[-1] for _, results in failing[:2]} == {attempt.failure for attempt in OWN}
-    for arguments in tried[:2]:
-        call = RENDERER.reply("", [ToolCall(name="edit_file", arguments=arguments)])[:-1]
-        place = next(n for n in range(len(made.ids)) if made.ids[n : n + len(call)].tolist() == call.tolist())
-        assert set(made.marks[place + 4 : place + len(call)]) == {UNTRAINED}
-
-
-def test_what_did_not_fit_is_not_undone(prober: Prober) -> None:
-    wild = TranscriptSettings(read_first=0, test_first=0, wrong_edits=(0, 1), give_up=0, test_after=1)
-    made = transcript(RENDERER, entry().task, RIGHT, prober, random.Random(0), wild, OWN[1:])
-    assert made is not None
-    (_, refused), (calls, _), _ = turns(made)
-    assert refused == ["error: old does not occur in the file", OWN[1].failure]
-    assert [call.name for call in calls] == ["edit_file", "run_tests"]
-
-
-def test_an_own_mistake_is_taken_back_word_for_word(prober: Prober) -> None:
-    wild = TranscriptSettings(read_first=0, test_first=0, wrong_edits=(0, 1), give_up=0, test_after=1)
-    made = transcript(RENDERER, entry().task, RIGHT, prober, random.Random(0), wild, OWN[:1])
-    assert made is not None
-    (tried, _), (back, _), _ = turns(made)
-    assert (back[0].arguments["old"], back[0].arguments["new"]) == ("top", "high")
-    assert tried[0].arguments["line"] == back[0].arguments["line"]
-
-
-def test_giving_up_ends_the_transcript_after_a_failure(prober: Prober) -> None:
-    made = write(prober, TranscriptSettings(read_first=0, test_first=0, wrong_edits=(0, 1), give_up=1), 3)
-    assert [call.name for call in turns(made)[-1][0]] == ["finish"]
-    assert replay(made) != RIGHT
-
-
-def test_results_are_never_learned(prober: Prober) -> None:
-    made = write(prober, CALM)
-    result = RENDERER.tokenizer.control("<|result|>")
-    for place in np.flatnonzero(made.ids == result):
-        assert set(made.marks[place : place + 2]) == {UNTRAINED}
-
-
-def test_a_fault_of_several_lines_makes_no_transcript(prober: Prober) -> None:
-    with pytest.raises(ValueError, match="more than one line"):
-        repair(RENDERER, "a = 1\nb = 2\n", "a = 2\nb = 3\n")
-    other = RIGHT.replace("clamp", "clip")
-    assert transcript(RENDERER, entry().task, other, prober, random.Random(0), CALM) is None

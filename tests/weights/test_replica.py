@@ -255,7 +255,7 @@ def test_a_difference_that_names_other_tensors_is_refused() -> None:
 def test_what_is_kept_is_kept_with_all_that_it_takes_to_rebuild_it() -> None:
     store, _, manifests = published(12, anchor_every=3)
     pin(store, "arm", manifests[2].version, "an experiment")
-    Collector(store, keep_anchors=2, grace_s=60).run()
+    Collector(store, keep_anchors=2, grace_s=0).run()
     assert manifest_numbers(store, 1) == [0, 1, 2, 6, 7, 8, 9, 10, 11]
     later = Collector(store, keep_anchors=2, grace_s=0, now=lambda: store.now() + 9)
     later.run()

@@ -122,21 +122,26 @@ def rebuild_(where: Where, version: Name, out: Out, runs: Runs = RUNS) -> None:
 def gc_(where: Where, runs: Runs = RUNS, keep: Keep = 3, grace_s: Grace = 120.0, as_json: Json = False) -> None:
     """Delete versions that nothing needs: not among the last anchors and what follows them, nor pinned, nor leased.
 
-    Their blobs go `--grace` seconds later, for readers that have just begun: the command waits for that.
+    A version goes when it was not needed for `--grace` seconds, its blobs as long after it: the command waits for both.
     """
     from etude.metrics import progress
     from etude.weights.gc import Collector
     from etude.weights.store import open_store
 
     collector = Collector(open_store(_url(where, runs)), keep_anchors=keep, grace_s=grace_s)
-    first = collector.run()
-    with progress("wait for readers", total=math.ceil(grace_s) + 1) as bar:
-        for _ in range(math.ceil(grace_s) + 1):
+    wait_s = math.ceil(grace_s) + 1
+    rounds = [collector.run()]
+    with progress("wait for readers", total=2 * wait_s) as bar:
+        for second in range(1, 2 * wait_s + 1):
             time.sleep(1.0)
             bar.advance()
-    last = collector.run()
-    found = {"versions": first.manifests + last.manifests, "blobs": first.blobs + last.blobs,
-             "bytes": first.nbytes + last.nbytes}  # fmt: skip
+            if second % wait_s == 0:
+                rounds.append(collector.run())
+    found = {
+        "versions": sum(one.manifests for one in rounds),
+        "blobs": sum(one.blobs for one in rounds),
+        "bytes": sum(one.nbytes for one in rounds),
+    }
     if as_json:
         print(json.dumps(found))
     else:

@@ -56,9 +56,6 @@ class TranscriptSettings:
     """Share that runs the tests before the first edit."""
     wrong_edits: tuple[float, ...] = (0.45, 0.3, 0.15, 0.1)
     """Shares with 0, 1, 2, ... wrong edits before the right one."""
-    own_edits: int = 0
-    """The model's own first edits that are tried at each task; those that fail come before planted wrong ones.
-    0: planted ones only."""
     give_up: float = 0.15
     """Chance, after each failing test of a wrong edit, that the transcript ends there."""
     test_after: float = 0.65
@@ -75,8 +72,6 @@ class TranscriptSettings:
         _check_shares("transcripts.wrong_edits", self.wrong_edits)
         if self.per_task < 1 or self.max_tokens < 1:
             raise RecipeError("transcripts.per_task and transcripts.max_tokens must be at least 1")
-        if self.own_edits < 0:
-            raise RecipeError(f"transcripts.own_edits = {self.own_edits} must not be negative")
 
 
 def _check_shares(name: str, shares: tuple[float, ...]) -> None:

@@ -214,7 +214,8 @@ def decode(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale:
     """One token a request. query: [B, H, D]; keys: [slots, K, C, D, CHUNK]; values: [slots, K, window, D]."""
     rows, heads, dim = query.shape
     bags = plan.bags(heads, keys.shape[1], dim, values.shape[2])
-    weights = (query * scale)[:, :, None].expand(-1, -1, plan.width // CHUNK, -1).reshape(-1)
+    query = query if scale == 1.0 else query * scale
+    weights = query[:, :, None].expand(-1, -1, plan.width // CHUNK, -1).reshape(-1)
     scores = _bag(keys.view(-1, CHUNK), bags.keys, bags.key_starts, weights).view(rows, heads, plan.width)
     weights = torch.softmax(scores.float().add_(plan.hidden), dim=-1).to(query.dtype)
     return _bag(values.view(-1, values.shape[-1]), bags.values, bags.value_starts, weights.view(-1)).view(

@@ -1,9 +1,10 @@
 """The fast path: Llama, Qwen3 and Qwen3-MoE networks in as few operations as their arithmetic needs.
 
 At the sizes that run on a processor, a decoding step of transformers' modules spends most of its time between the
-operations. This computes the same from the same parameters (the projections of a layer are laid side by side in memory,
-and the modules keep views of them, so a swap needs nothing extra); `tests` hold it to the plain path. Float32 only,
-where rounding cannot tell the two apart.
+operations. This computes the same in fewer of them: the projections of a layer are laid side by side; a norm divides by
+the length of its rows; a rotation is one complex product, for which the two halves of a head's keys and queries lie
+interleaved (in the KV too: only their products matter). `tests` hold it to the plain path. Float32 only, where rounding
+cannot tell the two apart.
 
 What it does not do: training, scoring, other families: `forward` falls back to the modules.
 
@@ -43,10 +44,11 @@ class _Layer:
     """Parameters of one layer, by views."""
 
     norm: torch.Tensor
+    """[hidden]; a copy, times the root of its length, as the other norms' (see `FastForward.refresh`)."""
     qkv: torch.Tensor
-    """[(H + 2K) * D, hidden]."""
+    """[(H + 2K) * D, hidden]; a copy."""
     qk_norm: torch.Tensor | None
-    """[H + K, D]: the weights of both norms, head by head; a copy (see `FastForward.refresh`)."""
+    """[H + K, D]: the weights of both norms, head by head, those of queries times the scale of their products."""
     out: torch.Tensor
     """[H * D, hidden]."""
     mlp_norm: torch.Tensor
@@ -66,13 +68,15 @@ class FastForward:
         config: Any = model.config
         body: Any = model.network.base_model
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self._scale = body.layers[0].self_attn.scaling
-        self._eps = config.rms_norm_eps
+        self._scale, dim = body.layers[0].self_attn.scaling, body.layers[0].self_attn.head_dim
+        least = torch.tensor(config.rms_norm_eps).mul(torch.tensor([config.hidden_size, dim])).sqrt()
+        self._least, self._least_of_head = least[0], least[1]
         self._top_k = model.top_k
         self._experts = torch.arange(model.num_experts)
         self._normalizes = bool(getattr(config, "norm_topk_prob", False))
-        self._attentions = [layer.self_attn for layer in body.layers]
+        self._pairs = torch.arange(dim).view(2, -1).t().reshape(-1)
         self._layers = [self._layer(layer) for layer in body.layers]
+        self._norm = torch.empty(config.hidden_size)
         self._body = body
         self._head = model.network.get_output_embeddings().weight
         model.renew_views()
@@ -80,10 +84,25 @@ class FastForward:
 
     def refresh(self) -> None:
         """After the parameters changed: what is kept as a copy."""
-        for layer, attention in zip(self._layers, self._attentions, strict=True):
+        for layer, module in zip(self._layers, self._body.layers, strict=True):
+            attention = module.self_attn
+            _scaled_norm(module.input_layernorm.weight, layer.norm)
+            _scaled_norm(module.post_attention_layernorm.weight, layer.mlp_norm)
+            parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+            for part, target in zip(parts, self._split(layer.qkv), strict=True):
+                heads = part.weight.data.view(-1, len(self._pairs), target.shape[-1])
+                source = heads if part is attention.v_proj else heads[:, self._pairs]
+                target.copy_(source.reshape(target.shape))
             if layer.qk_norm is not None:
-                layer.qk_norm[: self._heads] = attention.q_norm.weight.data
-                layer.qk_norm[self._heads :] = attention.k_norm.weight.data
+                root = len(self._pairs) ** 0.5
+                layer.qk_norm[: self._heads] = attention.q_norm.weight.data[self._pairs] * (root * self._scale)
+                layer.qk_norm[self._heads :] = attention.k_norm.weight.data[self._pairs] * root
+        _scaled_norm(self._body.norm.weight, self._norm)
+
+    def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Rows of queries, keys and values."""
+        dim = len(self._pairs)
+        return qkv.split([self._heads * dim, self._kv_heads * dim, self._kv_heads * dim])
 
     def __call__(
         self, ids: torch.Tensor, positions: torch.Tensor, ends: torch.Tensor, plan: Plan
@@ -93,33 +112,34 @@ class FastForward:
         Returns logits [ends, vocabulary] and chosen experts [T, moe_layers, top_k].
         """
         hidden = functional.embedding(ids, self._body.embed_tokens.weight)
-        cos, sin = (table.transpose(0, 1) for table in self._body.rotary_emb(hidden, positions[None]))  # [T, 1, D]
+        cos, sin = (
+            table[0, :, None, : len(self._pairs) // 2] for table in self._body.rotary_emb(hidden, positions[None])
+        )
+        turn = torch.complex(cos, sin)  # [T, 1, D / 2]
         chosen: list[torch.Tensor] = []
         for index, layer in enumerate(self._layers):
-            hidden = self._attend(hidden, layer, index, cos, sin, plan)
-            normed = _rms_norm(hidden, layer.mlp_norm, self._eps)
+            hidden = self._attend(hidden, layer, index, turn, plan)
+            normed = _rms_norm(hidden, layer.mlp_norm, self._least)
             if layer.router is None:
                 gate, up = functional.linear(normed, layer.gate_up).chunk(2, dim=-1)
                 hidden = torch.addmm(hidden, functional.silu(gate).mul_(up), layer.down)
             else:
                 chosen.append(self._mix(hidden, normed, layer))
-        hidden = _rms_norm(hidden[ends], self._body.norm.weight, self._eps)
+        hidden = _rms_norm(hidden[ends], self._norm, self._least)
         return functional.linear(hidden, self._head), torch.stack(chosen, dim=1) if chosen else None
 
-    def _attend(
-        self, hidden: torch.Tensor, layer: _Layer, index: int, cos: torch.Tensor, sin: torch.Tensor, plan: Plan
-    ) -> torch.Tensor:
-        """[T, hidden] with the attention's output added."""
+    def _attend(self, hidden: torch.Tensor, layer: _Layer, index: int, turn: torch.Tensor, plan: Plan) -> torch.Tensor:
+        """[T, hidden] with the attention's output added. turn: [T, 1, D / 2] complex."""
         tokens, both = hidden.shape[0], self._heads + self._kv_heads
-        normed = _rms_norm(hidden, layer.norm, self._eps)
+        normed = _rms_norm(hidden, layer.norm, self._least)
         projected = functional.linear(normed, layer.qkv).view(tokens, both + self._kv_heads, -1)
-        turned = projected[:, :both]
+        turned, scale = projected[:, :both], self._scale
         if layer.qk_norm is not None:
-            turned = _rms_norm(turned, layer.qk_norm, self._eps)
-        first, second = turned.chunk(2, dim=-1)
-        turned = torch.addcmul(turned * cos, torch.cat((-second, first), dim=-1), sin)
+            turned, scale = _rms_norm(turned, layer.qk_norm, self._least_of_head), 1.0
+        pairs = torch.view_as_complex(turned.unflatten(-1, (-1, 2)))
+        turned = torch.view_as_real(pairs * turn).flatten(-2)
         query, key, value = turned[:, : self._heads], turned[:, self._heads :], projected[:, both:]
-        mixed = attend_over_kv(query, key, value, layer=index, scale=self._scale, plan=plan)
+        mixed = attend_over_kv(query, key, value, layer=index, scale=scale, plan=plan)
         return torch.addmm(hidden, mixed.reshape(tokens, -1), layer.out)
 
     def _mix(self, hidden: torch.Tensor, normed: torch.Tensor, layer: _Layer) -> torch.Tensor:
@@ -147,22 +167,30 @@ class FastForward:
         else:
             gate_up = _side_by_side(module.mlp.gate_proj, module.mlp.up_proj)
             down, router = module.mlp.down_proj.weight.data.t(), None
+        rows = (self._heads + 2 * self._kv_heads) * attention.head_dim
+        hidden = attention.q_proj.in_features
         return _Layer(
-            norm=module.input_layernorm.weight.data,
-            qkv=_side_by_side(attention.q_proj, attention.k_proj, attention.v_proj),
+            norm=torch.empty(hidden),
+            qkv=torch.empty(rows, hidden),
             qk_norm=torch.empty(self._heads + self._kv_heads, attention.head_dim) if has_norms else None,
             out=attention.o_proj.weight.data.t(),
-            mlp_norm=module.post_attention_layernorm.weight.data,
+            mlp_norm=torch.empty(hidden),
             gate_up=gate_up,
             down=down,
             router=router,
         )
 
 
-def _rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Over the last dimension, in the order of operations of the modules."""
-    inverse = (rows * rows).mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
-    return (rows * inverse).mul_(weight)
+def _rms_norm(rows: torch.Tensor, weight: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    """Over the last dimension, of n numbers. weight: times the root of n; least: the root of n * eps.
+
+    x / sqrt(mean(x * x) + eps) is x * sqrt(n) / hypot(length of x, sqrt(n * eps)).
+    """
+    return (rows / torch.hypot(torch.linalg.vector_norm(rows, dim=-1, keepdim=True), least)).mul_(weight)
+
+
+def _scaled_norm(weight: torch.Tensor, target: torch.Tensor) -> None:
+    torch.mul(weight.data, len(weight) ** 0.5, out=target)
 
 
 def _side_by_side(*modules: nn.Linear) -> torch.Tensor:

@@ -1,19 +1,16 @@
 """Expert transcripts for fine-tuning: episodes on tasks of split `base`, with mistakes and how they are put right.
 
-    task + reference --mutate--> planted wrong edits --run in isolation--> their failures --+
-    the model's own first edits that failed, and what the tools said (`attempts`) ----------+
-                 --choices of the recipe--> replies and results, in the agent's format --> ids and marks
+    task + reference --mutate--> wrong edits --run in isolation--> real failure texts
+                     --choices of the recipe--> replies and results, in the agent's format --> ids and marks
 
 Wrong edits are shown but not learned (marked UNTRAINED); what follows them is: reading the failure, undoing, repairing,
-testing, finishing. The model's own come first: a planted one is seldom what the model would try again. Failing tests
-are those that the wrong code really fails.
+testing, finishing. Failing tests are those that the wrong code really fails.
 
 What it does not do: sample from a model, or train.
 """
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import random
 from collections.abc import Callable, Sequence
@@ -21,7 +18,7 @@ from pathlib import Path
 
 from etude import frames
 from etude.agent.prompts import opening
-from etude.code.edit import EditError, apply_edit
+from etude.code.edit import apply_edit
 from etude.code.view import failure_text, numbered
 from etude.data import corpus
 from etude.data.corpus import PATH, Document, Edit, Pen, edit_call, edit_for, smallest_edit
@@ -30,7 +27,6 @@ from etude.data.render import NanoRenderer
 from etude.data.tokenizer import load_cached
 from etude.errors import TaskError
 from etude.sandbox.iochecks import CheckOutcome
-from etude.tasks.attempts import TEST, Attempt, Attempts
 from etude.tasks.checks import FAULTY_LINES
 from etude.tasks.file import load_references, load_tasks
 from etude.tasks.isolation import Prober
@@ -41,13 +37,12 @@ TRANSCRIPTS = "transcripts.bin"
 MESSAGE = "Done."
 _CHUNK = 200
 _FINISH = ToolCall(name="finish", arguments={"message": MESSAGE})
+_TEST = ToolCall(name="run_tests", arguments={})
 
 
-def build(address: str, model: Path, path: Path, settings: TranscriptSettings, *, attempts: Attempts | None = None,
-          workers: int = 2, progress: Callable[[float], None] = lambda share: None) -> None:  # fmt: skip
+def build(address: str, model: Path, path: Path, settings: TranscriptSettings, *, workers: int = 2,
+          progress: Callable[[float], None] = lambda share: None) -> None:  # fmt: skip
     """Write the transcripts of the tasks at `address` (`etude:repair/base`), spelled by the tokenizer of `model`.
-
-    attempts: the model's own wrong edits, by task.
 
     Errors: TaskError, ModelError; SandboxError where code cannot be run in isolation.
     """
@@ -58,14 +53,7 @@ def build(address: str, model: Path, path: Path, settings: TranscriptSettings, *
     chunks = [tasks[start : start + _CHUNK] for start in range(0, len(tasks), _CHUNK)]
     found: list[Document] = []
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        jobs = (
-            (
-                [(task, references[task.task_id], (attempts or {}).get(task.task_id, ())) for task in chunk],
-                str(model),
-                settings,
-            )
-            for chunk in chunks
-        )
+        jobs = (([(task, references[task.task_id]) for task in chunk], str(model), settings) for chunk in chunks)
         for number, part in enumerate(pool.imap(_documents_of, jobs), 1):
             found += part
             progress(number / len(chunks))
@@ -73,17 +61,15 @@ def build(address: str, model: Path, path: Path, settings: TranscriptSettings, *
     frames.write_file(path, corpus.join(found, address))
 
 
-def _documents_of(
-    job: tuple[Sequence[tuple[Task, str, tuple[Attempt, ...]]], str, TranscriptSettings],
-) -> list[Document]:
+def _documents_of(job: tuple[Sequence[tuple[Task, str]], str, TranscriptSettings]) -> list[Document]:
     chunk, model, settings = job
     renderer = NanoRenderer(load_cached(model))
     found = []
     with Prober(hash_seed=1) as prober:
-        for task, reference, own in chunk:
+        for task, reference in chunk:
             for number in range(settings.per_task):
                 rng = random.Random(f"{settings.seed} {task.task_id} {number}")
-                made = transcript(renderer, task, reference, prober, rng, settings, own)
+                made = transcript(renderer, task, reference, prober, rng, settings)
                 if made is not None and len(made.ids) <= settings.max_tokens:
                     found.append(made)
     return found
@@ -101,64 +87,42 @@ def repair(renderer: NanoRenderer, broken: str, reference: str) -> Edit:
 
 
 def transcript(renderer: NanoRenderer, task: Task, reference: str, prober: Prober, rng: random.Random,
-               settings: TranscriptSettings, own: Sequence[Attempt] = ()) -> Document | None:  # fmt: skip
-    """One transcript; None where the task's fault is no edit of one line. own: the model's own wrong edits."""
+               settings: TranscriptSettings) -> Document | None:  # fmt: skip
+    """One transcript; None where the task's fault is no edit of one line."""
     broken = task.workspace[PATH]
     try:
         right = repair(renderer, broken, reference)
     except (ValueError, StopIteration):
         return None
     count = rng.choices(range(len(settings.wrong_edits)), settings.wrong_edits)[0]
-    planted = _planted(renderer, task, broken, reference, rng, count)
-    failure, *failures = _failures(prober, task, [broken, *(text for _, text in planted)])
-    attempts = rng.sample(own, len(own)) + [
-        Attempt(edit=edit, said="ok", text=text, failure=failure)
-        for (edit, text), failure in zip(planted, failures, strict=True)
-        if failure != "ok"  # harmless, or not told apart by the visible checks: no mistake to learn from
-    ]
-    mistakes = [(attempt, back) for attempt in attempts if (back := _back(renderer, attempt, broken)) is not None]
+    wrongs = _wrong_edits(renderer, task, broken, reference, rng, count)
+    failure, *failures = _failures(prober, task, [broken, *(text for _, text in wrongs)])
     pen = Pen(renderer, opening(task))
     if rng.random() < settings.read_first:
         pen.reply([(ToolCall(name="read_file", arguments={"path": PATH}), True)], [numbered(broken)])
     if failure != "ok" and rng.random() < settings.test_first:
-        pen.reply([(TEST, True)], [failure])
+        pen.reply([(_TEST, True)], [failure])
     undo: list[tuple[ToolCall, bool]] = []
-    for attempt, back in mistakes[:count]:
-        results = ["ok"] * len(undo) + [attempt.said, attempt.failure]
-        pen.reply([*undo, (edit_call(attempt.edit), False), (TEST, True)], results)
+    for (edit, text), said in zip(wrongs, failures, strict=True):
+        if said == "ok":  # harmless, or not told apart by the visible checks: no mistake to learn from
+            continue
+        pen.reply([*undo, (edit_call(edit), False), (_TEST, True)], ["ok"] * (len(undo) + 1) + [said])
         if rng.random() < settings.give_up:
             pen.reply([(_FINISH, True)], None)
             return pen.document()
-        undo = [(edit_call(edit), True) for edit in back]
+        # Also where the wrong edit was in the fault's own line: two plain edits are learned, one of both is not.
+        undo = [(edit_call(repair(renderer, text, broken)), True)]
     last = [*undo, (edit_call(right), True)]
     if rng.random() < settings.test_after:
-        pen.reply([*last, (TEST, True)], ["ok"] * (len(last) + 1))
+        pen.reply([*last, (_TEST, True)], ["ok"] * (len(last) + 1))
         pen.reply([(_FINISH, True)], None)
     else:
         pen.reply([*last, (_FINISH, True)], None)
     return pen.document()
 
 
-def _back(renderer: NanoRenderer, attempt: Attempt, broken: str) -> tuple[Edit, ...] | None:
-    """The edit that takes the attempt back, none where it changed nothing; None where one edit cannot.
-
-    Also where the wrong edit was in the fault's own line: two plain edits are learned, one of both is not.
-    """
-    if attempt.text == broken:
-        return ()
-    edit = attempt.edit
-    with contextlib.suppress(EditError):
-        if apply_edit(attempt.text, edit.new, edit.old, edit.line) == broken:
-            return (Edit(old=edit.new, new=edit.old, line=edit.line),)
-    try:
-        edit = repair(renderer, attempt.text, broken)
-        return (edit,) if apply_edit(attempt.text, edit.old, edit.new, edit.line) == broken else None
-    except (ValueError, StopIteration):
-        return None
-
-
-def _planted(renderer: NanoRenderer, task: Task, broken: str, reference: str, rng: random.Random,
-             count: int) -> list[tuple[Edit, str]]:  # fmt: skip
+def _wrong_edits(renderer: NanoRenderer, task: Task, broken: str, reference: str, rng: random.Random,
+                 count: int) -> list[tuple[Edit, str]]:  # fmt: skip
     """Up to `count` edits of the broken file, each with the text that it leaves behind."""
     head = broken.rfind(f"\ndef {task.source['function'].rpartition('.')[2]}(") + 1
     offset = broken.count("\n", 0, head)

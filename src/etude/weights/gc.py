@@ -3,11 +3,12 @@
 Kept: the last K anchors of the surviving lineage and all after the oldest of them; pins; versions under an unexpired
 lease; each with all that it takes to rebuild it, down to an anchor. Two phases, far apart:
 
-    1  manifests of all other versions are deleted, those of dead lineages too
-    2  a blob that no manifest has named for `grace_s`, and that was not written or touched for as long, is deleted
+    1  the manifest of a version that was not needed for `grace_s` is deleted, those of dead lineages too
+    2  a blob that no manifest has named for `grace_s`, and that was not written for as long, is deleted
 
-so that a reader which had just read a manifest can still fetch its blobs, and a publisher's fresh blobs, which no
-manifest names yet, stay. All times are the store's. Incarnation records stay for good: lineage is derived from them.
+so that a pin or lease which is just being written is seen in time, a reader which had just read a manifest can still
+fetch its blobs, and a publisher's fresh blobs, which no manifest names yet, stay. All times are the store's. Records
+of incarnations stay for good: lineage is derived from them.
 
 What it does not do: trust what it cannot read. An unreadable manifest, lease or pin stops the collection with an error.
 """
@@ -46,7 +47,7 @@ class Collected:
 
 
 class Collector:
-    """Collects in rounds. What it learnt about blobs lives in memory: a new collector waits `grace_s` anew."""
+    """Collects in rounds. What it learnt lives in memory: a new collector waits `grace_s` anew."""
 
     def __init__(
         self, store: Store, *, keep_anchors: int, grace_s: float, now: Callable[[], float] | None = None
@@ -56,6 +57,7 @@ class Collector:
         self._keep = keep_anchors
         self._grace_s = grace_s
         self._now = now or store.now
+        self._unneeded_since: dict[_Name, float] = {}
         self._unnamed_since: dict[str, float] = {}
         self._read: dict[_Name, Manifest] = {}
         self._next_s = 0.0
@@ -82,10 +84,12 @@ class Collector:
     def _delete_manifests(self, now: float) -> int:
         names = self._versions()
         kept = self._kept(names, now)
-        gone = [name for name in names if name not in kept]
+        self._unneeded_since = {name: self._unneeded_since.get(name, now) for name in names if name not in kept}
+        gone = [name for name, since in self._unneeded_since.items() if since <= now - self._grace_s]
         for name in gone:
             self._store.delete(manifest_key(*name))
             self._read.pop(name, None)
+            del self._unneeded_since[name]
         return len(gone)
 
     def _kept(self, names: list[_Name], now: float) -> set[_Name]:
@@ -136,7 +140,7 @@ class Collector:
         self._unnamed_since = {key: self._unnamed_since.get(key, now) for key in unnamed}
         deleted = nbytes = 0
         for key in sorted(unnamed):
-            entry = self._store.head(key)  # once more: it may just have been touched for a new version
+            entry = self._store.head(key)
             fresh = entry is None or entry.modified > now - self._grace_s
             if fresh or self._unnamed_since[key] > now - self._grace_s:
                 continue

@@ -2,7 +2,7 @@
 
     incarnations/<k>          a start of a trainer: nonce, and the version and checkpoint that it went on from
     manifests/<k>/<n>         a version: (k, n); creating this object is the publish
-    blobs/<digest>            coded pieces of tensors, named by their content
+    blobs/<k>-<n>-<digest>    coded pieces of tensors, first uploaded for (k, n)
     leases/<holder>           versions that a reader needs for now
     pins/<name>               a version that stays until it is unpinned
 
@@ -72,8 +72,14 @@ def manifest_key(incarnation: int, n: int) -> str:
     return f"manifests/{incarnation:010d}/{n:010d}"
 
 
-def blob_key(digest: str) -> str:
-    return f"blobs/{digest}"
+def blob_key(incarnation: int, n: int, digest: str) -> str:
+    """A key that no other version writes: what gc is about to delete is never written again."""
+    return f"blobs/{incarnation:010d}-{n:010d}-{digest}"
+
+
+def is_blob(key: str, data: bytes | memoryview) -> bool:
+    """Whether a blob holds what its name says."""
+    return key.rpartition("-")[2] == digest_bytes(data)
 
 
 def named_key(folder: str, name: str) -> str:

@@ -1,6 +1,6 @@
 """Tensors as the weight store sees them: bytes with a dtype's name, cut into pieces, packed into blobs.
 
-    Snapshot --cut--> pieces of at most PIECE_BYTES --coded (upload.py)--> bytes --Packer--> blobs, named by content
+    Snapshot --cut--> pieces of at most PIECE_BYTES --coded (upload.py)--> bytes --Packer--> blobs
 
 A rank of a sharded trainer holds a stretch of each tensor: `Stored` says which. The same tensors give the same pieces,
 so that what did not change has the digest that it had. numpy alone.
@@ -17,7 +17,7 @@ import numpy as np
 
 from etude.errors import StoreError
 from etude.types import Part
-from etude.weights.manifests import blob_key, digest_bytes
+from etude.weights.manifests import digest_bytes
 
 PIECE_BYTES = 8 << 20
 """Tensors larger than this are cut: pieces are coded side by side, and one bounds the memory that coding takes."""
@@ -114,9 +114,9 @@ def cut(tensors: Mapping[str, Stored], limit: int = PIECE_BYTES) -> Iterator[Pie
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Coded pieces, one after the other. `parts` say where each lies."""
+    """Coded pieces, one after the other. `parts` say where each lies, in a blob that has no name yet."""
 
-    key: str
+    digest: str
     data: bytes
     parts: tuple[Part, ...]
 
@@ -142,6 +142,5 @@ class Packer:
         """What is left, if anything."""
         if self._parts:
             data = b"".join(self._data)
-            key = blob_key(digest_bytes(data))
-            yield Blob(key, data, tuple(msgspec.structs.replace(part, blob=key) for part in self._parts))
+            yield Blob(digest_bytes(data), data, tuple(self._parts))
         self._parts, self._data, self._filled = [], [], 0

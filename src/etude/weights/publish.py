@@ -1,7 +1,7 @@
 """The protocol by which a version of the policy becomes public: whole, or not at all.
 
     1  snapshot     the tensors' bytes are copied; training waits for this only
-    2  upload       every rank codes its stretches of them into blobs named by their content (upload.py)
+    2  upload       every rank codes its stretches of them into blobs (upload.py)
     3  digest       what the ranks uploaded meets on rank 0; the pieces' digests, in order, name the version's content
     4  commit       the manifest is created conditionally, with parent, digest and nonce
     5  remember     every rank learns whether it was committed: the next difference starts from the last one that was
@@ -92,10 +92,10 @@ class Alone:
 
 
 class _Order(Noun, frozen=True):
-    """What the ranks are to upload. Step -1: publishing is over."""
+    """What the ranks are to upload; no version: publishing is over."""
 
-    step: int
-    anchor: bool
+    version: Version | None
+    anchor: bool = False
 
 
 class _Share(Noun, frozen=True):
@@ -158,8 +158,8 @@ class Publisher:
         n, self._n = self._n, self._n + 1
         version = Version(incarnation=self.record.incarnation, n=n, step=snapshot.step)
         anchor = self._since_anchor is None or self._since_anchor + 1 >= self._anchor_every
-        self._peers.tell(encode(_Order(step=snapshot.step, anchor=anchor)))
-        share = _attempt(self._uploader, snapshot, anchor=anchor)
+        self._peers.tell(encode(_Order(version=version, anchor=anchor)))
+        share = _attempt(self._uploader, snapshot, version, anchor=anchor)
         shares = [decode(data, _Share) for data in self._peers.gather(encode(share))]
         reach("blobs-uploaded")
         is_committed = False
@@ -179,7 +179,7 @@ class Publisher:
 
     def end(self) -> None:
         """Let the other ranks stop following."""
-        self._peers.tell(encode(_Order(step=-1, anchor=False)))
+        self._peers.tell(encode(_Order(version=None)))
 
     def _commit(self, version: Version, shares: Sequence[_Share]) -> Manifest:
         """3 and 4."""
@@ -217,10 +217,10 @@ class Publisher:
                     raise StoreError(f"version {name} was aborted", cause=f"{key} is gone", hint="publish again")
 
 
-def _attempt(uploader: Uploader, snapshot: Snapshot, *, anchor: bool) -> _Share:
+def _attempt(uploader: Uploader, snapshot: Snapshot, version: Version, *, anchor: bool) -> _Share:
     """2, on one rank: an error aborts the version, not the run."""
     try:
-        return _Share(uploaded=uploader.upload(snapshot, anchor=anchor))
+        return _Share(uploaded=uploader.upload(snapshot, version, anchor=anchor))
     except StoreError as error:
         return _Share(uploaded=None, error=str(error))
 
@@ -262,10 +262,10 @@ class Snapshots:
 
 def follow(uploader: Uploader, peers: Peers, snapshots: Snapshots) -> None:
     """What a rank after the first does in its publishing thread: upload its share of every version, until the end."""
-    while (order := decode(peers.tell(b""), _Order)).step >= 0:
+    while (version := (order := decode(peers.tell(b""), _Order)).version) is not None:
         try:
-            snapshot = snapshots.take(order.step)
-            share = _attempt(uploader, snapshot, anchor=order.anchor)
+            snapshot = snapshots.take(version.step)
+            share = _attempt(uploader, snapshot, version, anchor=order.anchor)
         except StoreError as error:
             share = _Share(uploaded=None, error=str(error))
         peers.gather(encode(share))

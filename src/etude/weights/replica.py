@@ -21,7 +21,7 @@ from etude.errors import MissingError, StoreError
 from etude.killpoints import reach
 from etude.types import Manifest, Part, Version
 from etude.weights import delta
-from etude.weights.manifests import blob_key, digest_bytes, read_manifest
+from etude.weights.manifests import digest_bytes, is_blob, read_manifest
 from etude.weights.pieces import DTYPES
 from etude.weights.store import Store
 from etude.weights.workers import in_order
@@ -122,7 +122,7 @@ class Replica:
 
     def _fill(self, blob: str, parts: Sequence[Part], tensors: Tensors, base: Tensors | None) -> None:
         data = memoryview(self._store.get(blob))
-        if blob_key(digest_bytes(data)) != blob:
+        if not is_blob(blob, data):
             raise StoreError(f"{self._store.url}: {blob} is damaged", cause="its bytes are not those of its name")
         for part in parts:
             out = _stretch(tensors, part)

@@ -100,10 +100,6 @@ class Store:
                 return False
             return True
 
-    def touch(self, key: str, data: Data) -> None:
-        """Make `modified` of an object that holds `data` now, writing it again where it must be."""
-        self.put(key, data)
-
     def delete(self, key: str) -> None:
         """Deleting what is not there is no error."""
         with contextlib.suppress(MissingError), _typed("delete", key, self.url):
@@ -147,14 +143,6 @@ class FileStore(Store):
             except FileExistsError:
                 return False
             return True
-
-    def touch(self, key: str, data: Data) -> None:
-        try:
-            os.utime(self._root / key)
-        except FileNotFoundError:
-            self.put(key, data)
-        except OSError as error:
-            raise StoreError(f"{self.url} failed to touch {key}", cause=str(error)) from error
 
     def now(self) -> float:
         path = self._root / _TEMPORARY / f"clock-{uuid.uuid4().hex}"

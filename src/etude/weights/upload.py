@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from etude.errors import StoreError
-from etude.types import Manifest, Noun, Part
+from etude.types import Manifest, Noun, Part, Version
 from etude.weights import delta
-from etude.weights.manifests import digest_bytes
+from etude.weights.manifests import blob_key, digest_bytes
 from etude.weights.pieces import Blob, Packer, Piece, Place, Snapshot, cut, place_of
 from etude.weights.store import Store
 from etude.weights.workers import in_order
@@ -52,18 +53,19 @@ class Uploader:
         self._threads = threads
         self._base: dict[Place, np.ndarray] = {}
         self._digests: dict[Place, str] = {}
-        self._known: set[str] = set()
+        self._known: dict[str, str] = {}
+        """Digest -> key of the newest anchor's blobs: as long as they are named, gc leaves them."""
         if parent is not None:
-            self._digests = {place_of(part): part.digest for part in parent.parts or parent.changes}
-            self._known = {part.blob for part in parent.parts}
+            self._remember(parent.parts, parent.changes)
 
-    def upload(self, snapshot: Snapshot, *, anchor: bool) -> Uploaded:
+    def upload(self, snapshot: Snapshot, version: Version, *, anchor: bool) -> Uploaded:
         """Errors: StoreError if the store fails, or if what is to be a difference only has nothing to differ from."""
         kept: list[Part] = []
         parts: dict[bool, list[Part]] = {True: [], False: kept}
         missing: list[str] = []
-        for is_whole, blob in in_order(self._put, self._blobs(snapshot, kept, missing, anchor=anchor), self._threads):
-            parts[is_whole].extend(blob.parts)
+        put = lambda item: (item[0], self._put(item[1], version))  # noqa: E731
+        for is_whole, placed in in_order(put, self._blobs(snapshot, kept, missing, anchor=anchor), self._threads):
+            parts[is_whole].extend(placed)
         if missing and not anchor:
             raise StoreError(
                 f"step {snapshot.step} cannot be a difference", cause=f"{missing[0]} is new", hint="publish an anchor"
@@ -73,9 +75,12 @@ class Uploader:
     def committed(self, snapshot: Snapshot, uploaded: Uploaded) -> None:
         """`snapshot` is what the next difference starts from."""
         self._base = {piece.place: piece.data for piece in cut(snapshot.tensors)}
-        self._digests = {place_of(part): part.digest for part in uploaded.parts or uploaded.changes}
-        if uploaded.parts:
-            self._known = {part.blob for part in uploaded.parts}
+        self._remember(uploaded.parts, uploaded.changes)
+
+    def _remember(self, parts: tuple[Part, ...], changes: tuple[Part, ...]) -> None:
+        self._digests = {place_of(part): part.digest for part in parts or changes}
+        if parts:
+            self._known = {part.blob.rpartition("-")[2]: part.blob for part in parts}
 
     def _blobs(
         self, snapshot: Snapshot, unchanged: list[Part], missing: list[str], *, anchor: bool
@@ -106,13 +111,13 @@ class Uploader:
         base = self._base.get(piece.place)
         return None if base is None else delta.encode(base, piece.data, piece.dtype)
 
-    def _put(self, item: tuple[bool, Blob]) -> tuple[bool, Blob]:
-        blob = item[1]
-        if blob.key in self._known:
-            self._store.touch(blob.key, blob.data)
-        else:
-            self._store.put(blob.key, blob.data)
-        return item
+    def _put(self, blob: Blob, version: Version) -> tuple[Part, ...]:
+        """Upload it, unless the newest anchor has it; its parts, with its key."""
+        key = self._known.get(blob.digest)
+        if key is None:
+            key = blob_key(version.incarnation, version.n, blob.digest)
+            self._store.put(key, blob.data)
+        return tuple(msgspec.structs.replace(part, blob=key) for part in blob.parts)
 
 
 def _ordered(parts: list[Part]) -> tuple[Part, ...]:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from etude.errors import MissingError, StoreError
 from etude.types import Manifest, Version
 from etude.weights.manifests import (
-    blob_key,
-    digest_bytes,
     head,
     incarnations,
+    is_blob,
     lineage,
     manifest_key,
     manifest_numbers,
@@ -107,7 +106,7 @@ def verify(store: Store) -> Verified:
     blobs = store.entries("blobs")
     for entry in blobs:
         try:
-            if blob_key(digest_bytes(store.get(entry.key))) != entry.key:
+            if not is_blob(entry.key, store.get(entry.key)):
                 problems.append(f"{entry.key} does not hold what its name says")
         except MissingError:
             continue  # collected while we looked

@@ -14,8 +14,12 @@ R = TypeVar("R")
 def in_order(function: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
     """function(item) of each item, in their order, at most `threads` + 1 of them begun and not taken.
 
-    The first error ends it: it is raised where its result would have been, and what has not begun never begins.
+    The first error ends it: it is raised where its result would have been, and what has not begun never begins. One
+    thread is the caller's own.
     """
+    if threads == 1:
+        yield from map(function, items)
+        return
     waiting: deque[Future[R]] = deque()
     pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="weights")
     try:
