@@ -14,7 +14,7 @@ their old exponent, which both sides know, and each kind is coded at its own den
     raw         the new bytes
 
 Streams of bytes go through zstandard. `changes` can be a third smaller than the entropy of positions and changed bits
-taken alone, since that does not know of exponents (docs/weights.md has figures). XOR and planes: as in ARCv3.
+taken alone, since that does not know of exponents (benchmarks/delta.py measures it). XOR and planes: as in ARCv3.
 
 Memory: some numbers for each changed element and scratch for CHUNK elements. Callers run pieces side by side: numpy and
 zstandard let go of the interpreter. What it does not do: know what a version is (publish.py), or hide damage: whoever
