@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, TensorSpec, serialize_file
+from safetensors import TensorSpec, serialize
 
-from etude.errors import StoreError
+from etude.frames import write_bytes
 from etude.types import Manifest
 from etude.weights.replica import dtypes, fetch
 from etude.weights.store import Store
@@ -34,12 +33,6 @@ def write_safetensors(store: Store, manifest: Manifest, path: Path) -> int:
     }
     version = manifest.version
     said = {"etude_version": version.name, "etude_step": str(version.step), "etude_digest": manifest.digest}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        serialize_file(tensors, temporary, metadata=said)
-        temporary.rename(path)
-        return path.stat().st_size
-    except (OSError, SafetensorError) as error:
-        raise StoreError(f"cannot write {path}", cause=str(error), hint="free space or fix permissions") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    data = serialize(tensors, metadata=said)
+    write_bytes(path, data)
+    return len(data)

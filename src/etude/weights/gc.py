@@ -140,9 +140,8 @@ class Collector:
         self._unnamed_since = {key: self._unnamed_since.get(key, now) for key in unnamed}
         deleted = nbytes = 0
         for key in sorted(unnamed):
-            entry = self._store.head(key)
-            fresh = entry is None or entry.modified > now - self._grace_s
-            if fresh or self._unnamed_since[key] > now - self._grace_s:
+            since = max(self._unnamed_since[key], blobs[key].modified)
+            if since > now - self._grace_s:
                 continue
             self._store.delete(key)
             del self._unnamed_since[key]

@@ -21,7 +21,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +40,7 @@ from etude.weights.manifests import (
 from etude.weights.pieces import Snapshot
 from etude.weights.store import Store
 from etude.weights.upload import Uploaded, Uploader
+from etude.weights.workers import in_order
 
 _CREATES = 4
 """How often one create is tried again with identical bytes."""
@@ -210,11 +210,10 @@ class Publisher:
     def _check_blobs(self, manifest: Manifest) -> None:
         """A version whose parts are gone is not created."""
         keys = sorted({part.blob for part in (*manifest.parts, *manifest.changes) if part.blob})
-        with ThreadPoolExecutor(max_workers=8, thread_name_prefix="check") as pool:
-            for key, entry in zip(keys, pool.map(self.store.head, keys), strict=True):
-                if entry is None:
-                    name = manifest.version.name
-                    raise StoreError(f"version {name} was aborted", cause=f"{key} is gone", hint="publish again")
+        for key, entry in zip(keys, in_order(self.store.head, keys, threads=8), strict=True):
+            if entry is None:
+                name = manifest.version.name
+                raise StoreError(f"version {name} was aborted", cause=f"{key} is gone", hint="publish again")
 
 
 def _attempt(uploader: Uploader, snapshot: Snapshot, version: Version, *, anchor: bool) -> _Share:
