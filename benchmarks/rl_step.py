@@ -27,7 +27,7 @@ from measuring import Row, arguments, report
 from transformers import Qwen3Config
 
 from etude.models.load import Model, load_model, model_from_config
-from etude.train.losses import Correction
+from etude.train.corrections import Correction
 from etude.train.recipe import TrainRecipe
 from etude.train.step import Trainer
 from etude.types import Batch, Origin, Run, Sample, Version

@@ -21,7 +21,7 @@ import torch
 
 from engine_driver import START, Reply, reply, serving
 from etude.models.load import Model, load_model
-from etude.train.losses import Correction
+from etude.train.corrections import Correction
 from etude.train.recipe import TrainRecipe
 from etude.train.step import Trainer
 from etude.types import KVEpoch, Origin, Run, Sample

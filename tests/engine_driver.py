@@ -37,10 +37,12 @@ async def serving(
     *,
     fetch: Callable[[Manifest], Awaitable[Mapping[str, np.ndarray | torch.Tensor]]] | None = None,
     serves: Version | None = START,
+    records_routes: bool = True,
     **recipe: object,
 ) -> AsyncIterator[TorchEngine]:
     """An engine of its own over `model`, closed at the end."""
-    engine = TorchEngine(model, EngineRecipe(**{"max_concurrent": 8, **recipe}), fetch=fetch)  # type: ignore[arg-type]
+    settings = EngineRecipe(**{"max_concurrent": 8, **recipe})  # type: ignore[arg-type]
+    engine = TorchEngine(model, settings, fetch=fetch, records_routes=records_routes)
     try:
         if serves is not None:
             await engine.set_version(serves)

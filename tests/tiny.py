@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 from transformers import (
     DeepseekV3Config,
+    Glm4MoeConfig,
     Kimi_K25Config,
     LlamaConfig,
     MixtralConfig,
+    OlmoeConfig,
     PreTrainedConfig,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -28,11 +31,12 @@ COMMON = {
 MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2, "num_hidden_layers": 3}
 FAMILIES = ("llama", "qwen3", "qwen3_moe")
 """With a fast path of their own."""
-ALL = (*FAMILIES, "deepseek_v3", "kimi_k25")
+MIXTURES = ("qwen3_moe", "mixtral", "olmoe", "deepseek_v3", "glm4_moe", "kimi_k25")
+ALL = ("llama", "qwen3", *MIXTURES)
 
 
 def tiny_config(family: str, **changes: object) -> PreTrainedConfig:
-    """A config of `family` (one of ALL, or mixtral) a few tens of thousands of parameters large."""
+    """A config of `family` (one of ALL, or qwen2_moe) a few tens of thousands of parameters large."""
     if family == "llama":
         return LlamaConfig(**{**COMMON, **changes})
     if family == "qwen3":
@@ -41,6 +45,14 @@ def tiny_config(family: str, **changes: object) -> PreTrainedConfig:
         return Qwen3MoeConfig(**{**COMMON, **MOE, "head_dim": 8, "num_experts": 4, "norm_topk_prob": True, **changes})
     if family == "mixtral":
         return MixtralConfig(**{**COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, **changes})
+    if family == "olmoe":
+        return OlmoeConfig(**{**COMMON, "num_experts": 4, "num_experts_per_tok": 2, **changes})
+    if family == "qwen2_moe":
+        shared = {"num_experts": 4, "shared_expert_intermediate_size": 24}
+        return Qwen2MoeConfig(**{**COMMON, **MOE, **shared, **changes})
+    groups = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    if family == "glm4_moe":
+        return Glm4MoeConfig(**{**COMMON, **MOE, **groups, "head_dim": 8, **changes})
     latent = {
         "q_lora_rank": 16,
         "kv_lora_rank": 16,
@@ -49,7 +61,6 @@ def tiny_config(family: str, **changes: object) -> PreTrainedConfig:
         "v_head_dim": 8,
         "num_key_value_heads": 4,
     }
-    groups = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
     text = DeepseekV3Config(**{**COMMON, **MOE, **latent, **groups, **changes})
     if family == "deepseek_v3":
         return text

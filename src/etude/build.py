@@ -167,6 +167,14 @@ def check_run(run: Path, *, only: str | None = None, replay: bool = False) -> di
     return problems | {"replay": _retrain(run)} if replay else problems
 
 
+def measure_policy(run: Path) -> list[dict[str, Any]]:
+    """How far trainer and engine were one policy: lines with name, value, count, p50, p99."""
+    from etude.rl.audit import measure_policy
+    from etude.rl.run_folder import RunFolder
+
+    return [dataclasses.asdict(measure) for measure in measure_policy(RunFolder.open(run))]
+
+
 def _retrain(run: Path) -> list[str]:
     from etude.metrics import progress
     from etude.rl.retrain import retrain
@@ -174,6 +182,7 @@ def _retrain(run: Path) -> list[str]:
     from etude.roles import new_trainer
     from etude.train.lead import Lead
     from etude.train.ranks import together
+    from etude.train.reference import pinned_reference
     from etude.weights.manifests import read_manifest
     from etude.weights.replica import fetch
     from etude.weights.store import open_store
@@ -188,6 +197,8 @@ def _retrain(run: Path) -> list[str]:
         progress("train again", total=folder.info()["steps"]) as bar,
     ):
         trainer = Lead(new_trainer(stage, ranks))
+        if stage.rl.kl.coef:
+            trainer.set_reference(pinned_reference(store, stage.rl.kl.reference))
         try:
             return retrain(
                 folder, trainer, published=published, progress=lambda done, total: bar.advance(),

@@ -62,12 +62,16 @@ def follow_trainer(run: Path, stage: RLStage) -> None:
 def new_trainer(stage: RLStage, ranks: Ranks | None = None) -> Trainer:
     """A trainer with the model that the run begins with."""
     from etude.models.load import load_model
-    from etude.train.losses import Correction
+    from etude.train.corrections import Correction
+    from etude.train.forward import Routing
+    from etude.train.kl import KL
     from etude.train.step import Trainer
 
     return Trainer(
         load_model(stage.model.path), stage.train, publish_dtype=stage.weights.publish_dtype, ranks=ranks,
         correction=Correction(kind=stage.rl.correction, clip=stage.rl.clip),
+        kl=KL(kind=stage.rl.kl.kind, coef=stage.rl.kl.coef),
+        routing=Routing(replays=stage.rl.replay, plausibility=stage.rl.plausibility),
     )  # fmt: skip
 
 
@@ -85,6 +89,7 @@ def _trainer(run: Path, stage: RLStage, stack: contextlib.AsyncExitStack) -> dic
         checkpoint_every=stage.train.checkpoint_every,
         weights=stage.weights,
         peers=ranks.beside(PATIENCE),
+        reference=stage.rl.kl.reference if stage.rl.kl.coef else "",
     )
     stack.callback(trainer.close)
     return trainer.handlers()
@@ -120,7 +125,7 @@ async def _engine(
         return await asyncio.to_thread(replica.fetch, manifest)
 
     model = await asyncio.to_thread(load_model, stage.model.path, dtype=stage.weights.publish_dtype)
-    engine = TorchEngine(model, stage.engine, fetch=download)
+    engine = TorchEngine(model, stage.engine, fetch=download, records_routes=stage.rl.replay)
     stack.push_async_callback(engine.close)
     stack.callback(_end_with(engine.ended()).cancel)
     if follows:

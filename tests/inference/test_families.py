@@ -47,8 +47,19 @@ def test_a_sliding_window_that_never_slides_is_served_and_another_is_refused() -
 
 
 def test_a_mixture_whose_routes_cannot_be_recorded_is_refused_by_name() -> None:
-    with pytest.raises(ModelError, match="mixtral"):
-        TorchEngine(tiny_model("mixtral"), EngineRecipe())
+    with pytest.raises(ModelError, match="qwen2_moe"):
+        TorchEngine(tiny_model("qwen2_moe"), EngineRecipe())
+
+
+def test_a_mixture_is_served_without_routes_where_none_are_wanted() -> None:
+    async def run() -> Reply:
+        async with serving(tiny_model("qwen2_moe"), records_routes=False) as engine:
+            return await reply(engine, [5, 6, 7, 8], tokens=30)
+
+    got = asyncio.run(run())
+    assert got.last.routes is None
+    expected = teacher_forced(tiny_model("qwen2_moe"), got.window)[4:]
+    assert np.abs(expected - got.logprobs).max() < 1e-4
 
 
 def test_attention_that_our_function_does_not_know_is_refused() -> None:

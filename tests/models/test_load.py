@@ -244,13 +244,13 @@ def test_an_unknown_architecture_is_refused_by_name(folder: Path) -> None:
 
 
 def test_a_family_with_another_hub_layout_is_refused_by_name() -> None:
-    from transformers import MixtralConfig
+    from transformers import PhimoeConfig
 
-    config = MixtralConfig(
+    config = PhimoeConfig(
         vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, num_local_experts=2,
     )  # fmt: skip
-    with pytest.raises(ModelError, match="mixtral"):
+    with pytest.raises(ModelError, match="phimoe"):
         model_from_config(config, seed=0)
 
 

@@ -7,8 +7,9 @@ import torch
 
 from etude.errors import ModelError
 from etude.models.load import Model
-from etude.models.routing import capture, replay, routers
-from tiny import random_ids, tiny_model
+from etude.models.routers import gate_values, in_groups, routers, scores
+from etude.models.routing import RouteTally, capture, replay
+from tiny import MIXTURES, random_ids, tiny_model
 
 TOKENS = 11
 
@@ -17,7 +18,7 @@ def forward(model: Model, ids: torch.Tensor) -> torch.Tensor:
     return model.network(ids[None], use_cache=False).logits[0]
 
 
-@pytest.fixture(params=["qwen3_moe", "deepseek_v3"])
+@pytest.fixture(params=MIXTURES)
 def model(request: pytest.FixtureRequest) -> Model:
     return tiny_model(request.param)
 
@@ -69,6 +70,53 @@ def test_a_forced_set_is_what_the_experts_see(model: Model, ids: torch.Tensor) -
     assert torch.equal(routes.experts(), forced)
     with torch.no_grad():
         assert (forward(model, ids) - changed).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_gate_values_of_the_own_choice_are_the_networks_own(family: str, ids: torch.Tensor) -> None:
+    model = tiny_model(family)
+    seen: list[tuple[torch.Tensor, ...]] = []
+    handle = routers(model)[-1].register_forward_hook(lambda _, __, output: seen.append(output))
+    with torch.no_grad():
+        forward(model, ids)
+    handle.remove()
+    logits, values, chosen = seen[0]
+    assert torch.allclose(gate_values(routers(model)[-1], logits, chosen), values, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+def test_the_own_order_is_the_routers_with_bias_and_groups(family: str, ids: torch.Tensor) -> None:
+    model = tiny_model(family, n_routed_experts=8, n_group=4, topk_group=2)
+    router = routers(model)[0]
+    router.e_score_correction_bias.copy_(torch.linspace(-1, 1, 8))
+    seen: list[tuple[torch.Tensor, ...]] = []
+    handle = router.register_forward_hook(lambda _, __, output: seen.append(output))
+    with torch.no_grad():
+        forward(model, ids)
+    handle.remove()
+    logits, _, chosen = seen[0]
+    order = in_groups(router, scores(router, logits) + router.e_score_correction_bias)
+    assert int(order.isinf().sum()) == TOKENS * 4
+    assert torch.equal(order.topk(2).indices.sort().values, chosen.sort().values)
+
+
+def test_a_tally_counts_what_was_replayed_and_what_the_router_would_have_chosen(ids: torch.Tensor) -> None:
+    model = tiny_model("qwen3_moe")
+    with torch.no_grad(), capture(model) as routes:
+        forward(model, ids)
+    forced = routes.experts().clone()
+    for token in range(3):  # one of two experts is another: overlap 1/2 there, in the first layer
+        absent = [expert for expert in range(4) if expert not in forced[token, 0].tolist()]
+        forced[token, 0, 0] = absent[0]
+    tally, valid = RouteTally(), torch.arange(TOKENS) < 6
+    with torch.no_grad(), replay(model, forced, valid, tally=tally):
+        forward(model, ids)
+    recorded, shared, replaced = tally.counts.tolist()
+    assert recorded == 6 * model.num_moe_layers * 2
+    assert replaced == 0
+    assert shared <= recorded - 3
+    assert tally.row()["route_overlap"] == pytest.approx(shared / recorded)
+    assert RouteTally().row() == {}
 
 
 @pytest.mark.parametrize("norm_topk_prob", [True, False])
@@ -134,7 +182,7 @@ def test_routes_that_do_not_fit_are_refused(model: Model, ids: torch.Tensor, dam
 
 
 def test_another_mixture_is_refused_by_name(ids: torch.Tensor) -> None:
-    with pytest.raises(ModelError, match="mixtral"), capture(tiny_model("mixtral")):
+    with pytest.raises(ModelError, match="qwen2_moe"), capture(tiny_model("qwen2_moe")):
         pass
 
 

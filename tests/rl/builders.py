@@ -25,9 +25,12 @@ def context(*, step: int = 0, prompt: int = 3, reply: int = 2, incarnation: int 
     )
 
 
-def scored(total: float, *, contexts: tuple[Context, ...] | None = None, solved: bool | None = None) -> Scored:
+def scored(
+    total: float, *, contexts: tuple[Context, ...] | None = None, solved: bool | None = None, tokens: int = 2
+) -> Scored:
+    """tokens: sampled ones, where no contexts are given."""
     episode = Episode(
-        episode_id="e", task_id="t", contexts=(context(),) if contexts is None else contexts, turns=(),
+        episode_id="e", task_id="t", contexts=(context(reply=tokens),) if contexts is None else contexts, turns=(),
         outcome=Outcome.FINISHED, patch="", files={}, effort=Effort(turns=1), fault=None, timings={},
     )  # fmt: skip
     passed = (total > 0.5) if solved is None else solved

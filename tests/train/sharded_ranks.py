@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 
+from etude.train.corrections import Correction
 from etude.train.lead import follow
-from etude.train.losses import Correction
 from etude.train.ranks import Ranks
 from etude.train.recipe import TrainRecipe
 from etude.train.step import Trainer

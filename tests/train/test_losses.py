@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from etude.train import losses
-from etude.train.losses import Correction, importance_weights, policy_loss, token_logprobs
+from etude.train.corrections import Correction, token_weights
+from etude.train.losses import policy_loss, token_logprobs
 
 NONE = Correction(kind="none")
 
@@ -28,11 +29,13 @@ def by_the_book(
     denominator: float, correction: Correction, temperature: float,
 ) -> Tensor:  # fmt: skip
     logprobs = token_logprobs(hidden, weight, targets, temperature)
-    return -(importance_weights(logprobs, behaviour, correction) * advantages * logprobs).sum() / denominator
+    return -(token_weights(logprobs, behaviour, correction) * advantages * logprobs).sum() / denominator
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("correction", [NONE, Correction(kind="truncated", clip=1.5)])
+@pytest.mark.parametrize(
+    "correction", [NONE, Correction(kind="truncated", clip=1.5), Correction(kind="masked", clip=1.5)]
+)
 @pytest.mark.parametrize("elements", [1 << 20, 77])
 def test_the_chunked_loss_and_its_gradient_are_those_of_autograd(
     correction: Correction, temperature: float, elements: int, monkeypatch: pytest.MonkeyPatch
@@ -65,7 +68,7 @@ def test_entropies_logprobs_and_weights_are_those_of_the_full_distribution() -> 
 def test_the_weight_is_a_constant_for_the_gradient() -> None:
     logits = torch.zeros(1, 2, requires_grad=True)
     logprobs = torch.log_softmax(logits, -1)[:, 0]
-    weights = importance_weights(logprobs, torch.tensor([-1.5]), Correction(clip=9.0))
+    weights = token_weights(logprobs, torch.tensor([-1.5]), Correction(clip=9.0))
     (weights * logprobs).sum().backward()
     ratio = 0.5 * torch.e**1.5
     torch.testing.assert_close(logits.grad, torch.tensor([[0.5 * ratio, -0.5 * ratio]]))

@@ -14,7 +14,7 @@ from etude.errors import LostRaceError, RunError
 from etude.frames import Client, Server, read_file, write_file
 from etude.train.checkpoint import Checkpoints
 from etude.train.client import TrainerClient
-from etude.train.losses import Correction
+from etude.train.corrections import Correction
 from etude.train.recipe import TrainRecipe
 from etude.train.service import TrainerService, open_trainer
 from etude.train.step import Trainer
@@ -179,7 +179,7 @@ from pathlib import Path
 import torch
 from tiny import tiny_model
 from etude.frames import read_file
-from etude.train.losses import Correction
+from etude.train.corrections import Correction
 from etude.train.recipe import TrainRecipe
 from etude.train.service import open_trainer
 from etude.train.step import Trainer

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from etude.errors import RunError
-from etude.train.losses import Correction
+from etude.train.corrections import Correction
 from etude.train.recipe import TrainRecipe
 from etude.train.step import Trainer
 from etude.types import Batch
@@ -76,7 +76,7 @@ def test_stale_tokens_are_counted_apart_and_clipped() -> None:
     assert row["off_policy_ratio_p50"] == pytest.approx(1, abs=0.3)
     assert row["ratio_max"] > 2
     assert 0.1 < row["clipped_share"] < 0.5
-    assert trainer(kind="none").train(batch)["clipped_share"] == 0
+    assert "clipped_share" not in trainer(kind="none").train(batch)
 
 
 def test_the_row_holds_plain_finite_numbers_and_its_seconds_add_up() -> None:

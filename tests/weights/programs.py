@@ -16,7 +16,7 @@ from etude.inference.recipe import EngineRecipe
 from etude.inference.torch_engine import TorchEngine
 from etude.models.load import Model
 from etude.protocols import GenerateRequest
-from etude.train.losses import Correction
+from etude.train.corrections import Correction
 from etude.train.optimizer import to_stored
 from etude.train.recipe import TrainRecipe
 from etude.train.service import open_trainer

@@ -10,6 +10,7 @@ What it does not do: sample, or decide what runs.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -22,7 +23,8 @@ from etude.inference.fast import FastForward, supports
 from etude.inference.kv import KVMemory, LayerShape
 from etude.inference.requests import Sequence
 from etude.models.load import Model
-from etude.models.routing import capture, replay, routers
+from etude.models.routers import routers
+from etude.models.routing import Captured, capture, replay
 from etude.types import Routes
 
 TOLERANCE = 1e-3
@@ -39,7 +41,7 @@ class Work:
     count: int
 
 
-def use_engine_attention(model: Model, *, max_context: int) -> None:
+def use_engine_attention(model: Model, *, max_context: int, records_routes: bool = True) -> None:
     """Let the network attend through our function. Errors: ModelError for what that cannot do."""
     text = model.config.get_text_config()
     sliding = getattr(text, "sliding_window", None)
@@ -51,7 +53,8 @@ def use_engine_attention(model: Model, *, max_context: int) -> None:
             cause=f"it has {odd[0] if odd else f'a sliding window of {sliding} tokens'}",
             hint="use a family with full attention (docs/support.md)",
         )
-    routers(model)  # refuses a mixture whose routes cannot be recorded
+    if records_routes:
+        routers(model)  # refuses a mixture whose routes cannot be recorded
     model.network.set_attn_implementation(attention.NAME)
 
 
@@ -79,10 +82,12 @@ def layer_shapes(model: Model) -> list[LayerShape]:
 class Forward:
     """Runs steps. Used by the engine's thread alone."""
 
-    def __init__(self, model: Model, memory: KVMemory, *, use_fast: bool = True) -> None:
-        """use_fast: take the fast path where the family has one; tests compare it with the other."""
+    def __init__(self, model: Model, memory: KVMemory, *, use_fast: bool = True, records_routes: bool = True) -> None:
+        """use_fast: take the fast path where the family has one; tests compare it with the other. records_routes:
+        of a mixture of experts."""
         self.model = model
         self.memory = memory
+        self._records = records_routes and model.num_moe_layers > 0
         self._fast = FastForward(model) if use_fast and supports(model) else None
 
     def step(self, decode: Items[Work], prefill: Items[Work]) -> torch.Tensor:
@@ -99,7 +104,7 @@ class Forward:
             logits, experts = self._fast(ids, positions, torch.from_numpy(ends), plan)
         else:
             logits, experts = self._plain(ids, positions, torch.from_numpy(ends), plan)
-        if experts is not None:
+        if self._records and experts is not None:
             _record(work, ends, experts.numpy())
         return logits
 
@@ -112,17 +117,20 @@ class Forward:
         self, ids: torch.Tensor, positions: torch.Tensor, ends: torch.Tensor, plan: attention.Plan
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """By transformers' modules."""
-        with attention.using(plan), capture(self.model) as routes:
+        with attention.using(plan), self._captured() as routes:
             logits = self.model.network(
                 input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=ends
             ).logits[0]
-        return logits, routes.experts() if self.model.num_moe_layers else None
+        return logits, None if routes is None else routes.experts()
+
+    def _captured(self) -> contextlib.AbstractContextManager[Captured | None]:
+        return capture(self.model) if self._records else contextlib.nullcontext()
 
     def score(self, ids: np.ndarray, routes: Routes | None) -> tuple[np.ndarray, Routes | None]:
         """See protocols.Engine.score."""
         length = len(ids)
         with attention.using(None), torch.inference_mode():
-            if routes is None or not self.model.num_moe_layers:
+            if routes is None or not self._records:
                 hidden, experts = self._hidden(ids)
             else:
                 forced, valid = _all_rows(routes, length)
@@ -141,10 +149,10 @@ class Forward:
         return logprobs, Routes(experts=taken, valid=np.ones(length - 1, bool))
 
     def _hidden(self, ids: np.ndarray) -> tuple[torch.Tensor, np.ndarray | None]:
-        with capture(self.model) as routes:
+        with self._captured() as routes:
             body = self.model.network.base_model
             output = body(input_ids=torch.from_numpy(ids.astype(np.int64))[None], use_cache=False)
-        return output.last_hidden_state[0], routes.experts().numpy() if self.model.num_moe_layers else None
+        return output.last_hidden_state[0], None if routes is None else routes.experts().numpy()
 
     def _plan(self, decode: Items[Work], prefill: Items[Work]) -> attention.Plan:
         return attention.Plan(self.memory, [_span(work) for work in decode], [_span(work) for work in prefill])

@@ -60,18 +60,22 @@ class TorchEngine:
     >>> await engine.close()
     """
 
-    def __init__(self, model: Model, recipe: EngineRecipe, *, fetch: Fetch | None = None) -> None:
+    def __init__(
+        self, model: Model, recipe: EngineRecipe, *, fetch: Fetch | None = None, records_routes: bool = True
+    ) -> None:
         """The engine owns `model` from now on. Errors: ModelError for a family that it cannot serve."""
         self._model = model
         self._recipe = recipe
         self._fetch = fetch
         expected = plain_logprobs(model)
-        use_engine_attention(model, max_context=model.max_context)
+        use_engine_attention(model, max_context=model.max_context, records_routes=records_routes)
         memory = _memory(model, recipe)
-        routes = np.zeros((0, model.num_moe_layers, model.top_k), route_dtype(model)) if model.num_moe_layers else None
+        routes = None
+        if records_routes and model.num_moe_layers:
+            routes = np.zeros((0, model.num_moe_layers, model.top_k), route_dtype(model))
         table = ContextTable(memory, kv_reuse=recipe.kv_reuse, routes=routes)
         self._table = table
-        self._forward = Forward(model, memory)
+        self._forward = Forward(model, memory, records_routes=records_routes)
         check_family(self._forward, table, expected)
         self._scheduler = Scheduler(
             table, max_concurrent=recipe.max_concurrent, max_queue=recipe.max_queue, kv_reuse=recipe.kv_reuse

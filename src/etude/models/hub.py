@@ -11,6 +11,7 @@ conversion is not the one below is refused by name.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -22,6 +23,20 @@ from etude.errors import ModelError
 _FUSED = re.compile(r"^(?P<experts>.*\.mlp\.experts)\.(?P<kind>gate_up_proj|down_proj)$")
 
 
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What a family's hub checkpoint calls a block of experts and the three matrices of each."""
+
+    block: str = ".mlp."
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+_NAMES = {"mixtral": _Names(block=".block_sparse_moe.", gate="w1", up="w3", down="w2")}
+"""By model_type; others use the names that transformers has in memory."""
+
+
 def hub_views(network: PreTrainedModel, prefix: str = "") -> dict[str, torch.Tensor]:
     """Hub name -> view of the network's memory, in the order of the network's own state.
 
@@ -29,19 +44,21 @@ def hub_views(network: PreTrainedModel, prefix: str = "") -> dict[str, torch.Ten
     Tied weights appear once, under the name of the tensor that the others follow. Non-persistent buffers are no part of
     a version. Errors: ModelError for a family whose hub layout is not known here.
     """
+    names = _NAMES.get(network.config.model_type, _Names())
     views: dict[str, torch.Tensor] = {}
-    for name, tensor in _owned_state(network).items():
-        fused = _FUSED.match(name)
+    for inside, tensor in _owned_state(network).items():
+        fused, name = _FUSED.match(inside), inside.replace(".mlp.", names.block)
         if fused is None:
             views[name] = tensor
-        elif fused["kind"] == "down_proj":
-            for expert, matrix in enumerate(tensor):
-                views[f"{fused['experts']}.{expert}.down_proj.weight"] = matrix
-        else:
-            for expert, matrix in enumerate(tensor):
+            continue
+        experts = fused["experts"].replace(".mlp.", names.block)
+        for expert, matrix in enumerate(tensor):
+            if fused["kind"] == "down_proj":
+                views[f"{experts}.{expert}.{names.down}.weight"] = matrix
+            else:
                 gate, up = matrix.chunk(2, dim=0)
-                views[f"{fused['experts']}.{expert}.gate_proj.weight"] = gate
-                views[f"{fused['experts']}.{expert}.up_proj.weight"] = up
+                views[f"{experts}.{expert}.{names.gate}.weight"] = gate
+                views[f"{experts}.{expert}.{names.up}.weight"] = up
     _check_against_transformers(network, views, prefix)
     return {prefix + name: view for name, view in views.items()}
 

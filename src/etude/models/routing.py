@@ -2,12 +2,11 @@
 
 The engine captures routes while it samples; the trainer replays them, so that both compute the same function
 (docs/semantics.md, routes). A replayed router keeps its own logits: gate values follow the family's formula on the
-forced set, so gradients reach the router.
+forced set (routers.py), so gradients reach the router. Experts of the set that the router would hardly rank itself can
+be replaced (plausibility.py). How much was is counted in a RouteTally.
 
-Supported: Qwen3-MoE, and DeepSeek-V3 with what maps to it (Kimi-K2, Kimi-K2.5). Another mixture of experts is
-refused by name; a dense model has no routes.
-
-What it does not do: repair implausible routes, or decide which positions are trusted (`valid` says).
+Supported: the families of routers.py. Another mixture of experts is refused by name; a dense model has no routes.
+What it does not do: decide which positions are trusted (`valid` says).
 """
 
 from __future__ import annotations
@@ -17,50 +16,38 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from etude.errors import ModelError
-from etude.models.hub import moe_layers
 from etude.models.load import Model
+from etude.models.plausibility import filtered
+from etude.models.routers import Router, gate_values, routers
 
-Router = Qwen3MoeTopKRouter | DeepseekV3TopkRouter
 RouterOutput = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(logits [tokens, experts], gate values [tokens, top_k], chosen [tokens, top_k])."""
 
 
-def routers(model: Model) -> list[Router]:
-    """The routers in order of depth; empty for a dense model. Errors: ModelError for an unsupported family."""
-    found: list[Router] = []
-    for name in moe_layers(model.network):
-        block = model.network.get_submodule(name)
-        router = getattr(block, "gate", None)
-        if not isinstance(router, Router):
-            raise ModelError(
-                f"routes of {model.family!r} models are not supported",
-                cause=f"{name} routes with {type(router).__name__}",
-                hint="use a Qwen3-MoE, DeepSeek-V3 or dense model (docs/support.md lists the families)",
-            )
-        found.append(router)
-    return found
+class RouteTally:
+    """What replays did, summed over tokens and layers. `counts` [3] float64: recorded choices, those of them that the
+    router would have made itself, those that were replaced as implausible."""
 
+    def __init__(self) -> None:
+        self.counts = torch.zeros(3, dtype=torch.float64)
 
-def gate_values(router: Router, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """What the family's formula gives for a set of experts.
+    def add(self, forced: torch.Tensor, own: torch.Tensor, valid: torch.Tensor, dropped: torch.Tensor | None) -> None:
+        """forced, own, dropped [tokens, top_k]; valid [tokens]."""
+        forced, own = forced[valid], own[valid]
+        shared = sum((forced == own[:, place, None]).sum() for place in range(own.shape[1]))
+        self.counts[0] += forced.numel()
+        self.counts[1] += shared
+        if dropped is not None:
+            self.counts[2] += dropped[valid].sum()
 
-    logits: [tokens, experts]; chosen and the result: [tokens, top_k]. As in transformers: Qwen3-MoE takes a softmax
-    over all experts in fp32, DeepSeek-V3 a sigmoid of each (the correction bias only chooses); both are renormalised
-    over the set if `norm_topk_prob`, and DeepSeek-V3 scales the result.
-    """
-    if isinstance(router, DeepseekV3TopkRouter):
-        values = logits.sigmoid().gather(-1, chosen)
-        if router.norm_topk_prob:
-            values = values / (values.sum(dim=-1, keepdim=True) + 1e-20)
-        return values * router.routed_scaling_factor
-    values = torch.softmax(logits, dim=-1, dtype=torch.float32).gather(-1, chosen)
-    if router.norm_topk_prob:
-        values = values / values.sum(dim=-1, keepdim=True)
-    return values.to(logits.dtype)
+    def row(self) -> dict[str, float]:
+        """Shares of the recorded choices; empty if there were none."""
+        recorded, shared, replaced = self.counts.tolist()
+        if not recorded:
+            return {}
+        return {"route_overlap": shared / recorded, "replaced_share": replaced / recorded}
 
 
 class Captured:
@@ -104,11 +91,18 @@ def capture(model: Model) -> Iterator[Captured]:
 
 
 @contextmanager
-def replay(model: Model, experts: torch.Tensor, valid: torch.Tensor) -> Iterator[None]:
+def replay(
+    model: Model,
+    experts: torch.Tensor,
+    valid: torch.Tensor,
+    *,
+    plausibility: float = 0.0,
+    tally: RouteTally | None = None,
+) -> Iterator[None]:
     """Force the experts of every forward inside the block.
 
     experts: [tokens, moe_layers, top_k], distinct along top_k where valid; tokens in the order of the flattened input.
-    valid: [tokens] bool; elsewhere the router's own choice stands.
+    valid: [tokens] bool; elsewhere the router's own choice stands. plausibility: alpha of the filter, 0 for none.
     Errors: ModelError for an unsupported family, a shape that is not the model's, or an unknown or repeated expert.
     """
     found = routers(model)
@@ -123,8 +117,8 @@ def replay(model: Model, experts: torch.Tensor, valid: torch.Tensor) -> Iterator
             logits, _, own = output
             if len(forced) != len(own):
                 raise ModelError("the routes do not fit the input", cause=f"{len(forced)} rows for {len(own)} tokens")
-            chosen = torch.where(valid[:, None], forced, own)
             assert isinstance(router, Router)
+            chosen = replayed(router, logits, own, forced, valid, plausibility, tally)
             return logits, gate_values(router, logits, chosen), chosen
 
         handles.append(router.register_forward_hook(hook))
@@ -133,6 +127,24 @@ def replay(model: Model, experts: torch.Tensor, valid: torch.Tensor) -> Iterator
     finally:
         for handle in handles:
             handle.remove()
+
+
+def replayed(
+    router: Router,
+    logits: torch.Tensor,
+    own: torch.Tensor,
+    forced: torch.Tensor,
+    valid: torch.Tensor,
+    plausibility: float,
+    tally: RouteTally | None,
+) -> torch.Tensor:
+    """The set that one layer uses, [tokens, top_k]. Arguments as in `replay` and `plausibility.filtered`."""
+    chosen, dropped = torch.where(valid[:, None], forced, own), None
+    if plausibility:
+        chosen, dropped = filtered(router, logits, chosen, own, plausibility)
+    if tally is not None:
+        tally.add(forced, own, valid, dropped)
+    return chosen
 
 
 def checked_routes(model: Model, experts: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:

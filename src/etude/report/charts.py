@@ -41,6 +41,15 @@ def charts(steps: Sequence[Step]) -> list[Chart]:
             "Probability under the trainer over probability when sampled, for tokens of older versions.",
             "off_policy_ratio",
         ),
+        _curve(
+            steps,
+            "Route overlap",
+            "Replayed experts that the trainer would have chosen.",
+            "route_overlap",
+            percent=True,
+        ),
+        _curve(steps, "Replaced routes", "Replayed experts that were implausible.", "replaced_share", percent=True),
+        _curve(steps, "Distance from the reference", "KL a token, by its estimate k1, in nats.", "kl_k1"),
         _areas(
             steps,
             "Trainer's time",

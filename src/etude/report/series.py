@@ -18,12 +18,17 @@ Column = tuple[list[float], list[float]]
 
 
 def step_rows(rows: Sequence[Mapping[str, Any]]) -> list[Step]:
-    """The numbers of each optimizer step in order; of a step that was recorded twice, the later row."""
+    """The numbers of each optimizer step in order; of a step that was recorded twice, the later row.
+
+    A version's probe (kind `agreement`) is put beside the step that made it.
+    """
     steps: dict[int, Step] = {}
+    probes: dict[int, Step] = {}
     for entry in rows:
         row = _numbers(entry["row"])
-        if entry["kind"] == "step" and "step" in row:
-            steps[int(row["step"])] = row
+        if entry["kind"] in ("step", "agreement") and "step" in row:
+            (steps if entry["kind"] == "step" else probes)[int(row["step"])] = row
+    steps = {step: {**probes.get(step, {}), **row} for step, row in steps.items()}
     return _with_rates([steps[number] for number in sorted(steps)])
 
 

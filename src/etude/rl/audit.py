@@ -4,6 +4,7 @@ ledger      every prompt trained at most once, none lost, steps without a gap
 batches     every batch file is the one that the ledger names, and holds groups of its own prompts only
 staleness   no trained token is older than the recipe allows
 weights     every published version can be rebuilt, all digests checked
+policy      trainer and engine gave the same log-probs to the same tokens, but for rounding
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from pathlib import Path
 from etude.config import convert, read_tree
 from etude.errors import EtudeError, RunError
 from etude.frames import decode
+from etude.metrics import read_rows
 from etude.rl.ledger import Ledger
+from etude.rl.policy_measures import Measure, policy_measures, policy_problems
 from etude.rl.recipe import RLRecipe
 from etude.rl.run_folder import RunFolder, digest
 from etude.types import Batch
@@ -31,6 +34,7 @@ def audit_run(run: Path, store_url: str, *, only: str | None = None) -> dict[str
         "batches": lambda: _batches(folder),
         "staleness": lambda: _staleness(folder),
         "weights": lambda: _weights(folder, store_url),
+        "policy": lambda: _policy(folder),
     }
     if only is not None and only not in checks:
         raise RunError(f"no check {only!r}", hint=f"checks: {', '.join(checks)}")
@@ -53,6 +57,18 @@ def _weights(folder: RunFolder, store_url: str) -> list[str]:
     if end and store.head(manifest_key(*end)) is None:
         problems.append(f"the last version, {end[0]}.{end[1]}, is gone")
     return problems
+
+
+def _policy(folder: RunFolder) -> list[str]:
+    tree = read_tree(folder.path / "recipe.toml")
+    recipe = convert(tree["rl"], RLRecipe, where="recipe.toml")
+    is_rounded = tree.get("weights", {}).get("publish_dtype") != "float32"
+    return policy_problems(measure_policy(folder), is_rounded=is_rounded, filters=recipe.plausibility > 0)
+
+
+def measure_policy(folder: RunFolder) -> list[Measure]:
+    """Errors: StoreError for a damaged metrics file."""
+    return policy_measures(read_rows(folder.path / "metrics.jsonl"))
 
 
 def _ledger(folder: RunFolder) -> list[str]:

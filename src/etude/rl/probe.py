@@ -1,8 +1,9 @@
 """The `mismatch` of a published version: the same tokens, teacher-forced, through trainer and engine.
 
-Both score one sample under the same version, with the sample's routes forced in both; what remains is rounding and
-whatever one of the two does wrongly. Taken when the engine has just committed the trainer's newest step, so that no
-version has to be kept for it; a probe that a new step overtakes is dropped.
+The engine scores a sample as it serves, and the trainer with the routes that the engine took, as it trains; what
+remains is rounding, what a filter of routes replaced, and whatever one of the two does wrongly. Taken when the engine
+has just committed the trainer's newest step, so that no version has to be kept for it; a probe that a new step
+overtakes is dropped.
 
 What it does not do: speak of staleness. Tokens that were sampled under older weights are the trainer's row's business
 (`mismatch_live`, `off_policy_ratio`); the three are never merged.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from etude.protocols import Engine
@@ -30,11 +32,11 @@ async def mismatch(engine: Engine, trainer: Scorer, sample: Sample, version: Ver
 
     Errors: EngineError if one of the two is gone.
     """
-    ours = await trainer.score(sample)
-    if ours.step != version.step or (await engine.stats()).version != version:
-        return None
-    theirs, _ = await engine.score(sample.ids, sample.routes)
     if (await engine.stats()).version != version:
+        return None
+    theirs, routes = await engine.score(sample.ids)
+    ours = await trainer.score(msgspec.structs.replace(sample, routes=routes))
+    if ours.step != version.step or (await engine.stats()).version != version:
         return None
     gap = np.abs(theirs[sample.mask].astype(np.float64) - ours.logprobs)
     p50, p99 = np.quantile(gap, [0.5, 0.99])

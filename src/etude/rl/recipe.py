@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from etude.errors import RecipeError
 
-CREDITS = ("group_mean", "shuffled", "rejection")
+CREDITS = ("group_mean", "group_std", "per_length", "shuffled", "rejection")
+CORRECTIONS = ("none", "truncated", "masked", "sequence")
+KLS = ("k1", "k2", "k3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLRecipe:
+    """How strongly the policy is held near a version that does not change (train/kl.py has the formulas)."""
+
+    coef: float = 0.0
+    """beta; 0: not at all, and the step costs no more. Else it costs two more forwards."""
+    kind: str = "k1"
+    """k1: in the reward, of all that follows a token; k2, k3: as losses, token by token."""
+    reference: str = "start"
+    """The version: `start`, the first that the run published, or one by name, such as `1.20`. It is pinned."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.coef < 10:
+            raise RecipeError(f"rl.kl.coef = {self.coef} is out of range", hint="0, or about 0.001 to 0.1")
+        if self.kind not in KLS:
+            raise RecipeError(f"rl.kl.kind = {self.kind!r} is unknown", hint=", ".join(KLS))
+        if self.reference != "start" and not re.fullmatch(r"\d+\.\d+", self.reference):
+            raise RecipeError(f"rl.kl.reference = {self.reference!r} names no version", hint="start, or such as 1.20")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +44,8 @@ class RLRecipe:
     """With fewer survivors of broken machines a group is abandoned."""
     credit: str = "group_mean"
     """What an episode's tokens are multiplied with. `group_mean`: its reward minus the mean of its group. For studies:
-    `shuffled`, the same after the batch's rewards were dealt out at random; `rejection`, 1 if it solved its task."""
+    `group_std` and `per_length`, divided by the group's standard deviation or by the episode's length; `shuffled`,
+    after the batch's rewards were dealt out at random; `rejection`, 1 if it solved its task."""
     min_advantage: float = 0.0
     """Samples whose |advantage| is not above this are not trained on. In a group where all or none solved the task only
     lengths differ: such samples cost as much as others and move next to nothing."""
@@ -30,9 +54,17 @@ class RLRecipe:
     tokens_per_episode: int = 256
     """Constant of the loss denominator: groups_per_step * group_size * tokens_per_episode."""
     correction: str = "truncated"
-    """Importance weight of a token: `none`, or `truncated` at `clip`."""
+    """Importance weight of a token that older weights sampled: `none`, `truncated` at `clip`, `masked` beyond it, or
+    `sequence`, that of its whole sample (train/corrections.py)."""
     clip: float = 2.0
-    """Upper bound of the importance weight."""
+    """Upper bound of the importance weight; `masked` also has its inverse as the lower one."""
+    kl: KLRecipe = KLRecipe()
+    """Samples that `min_advantage` leaves out are not pulled either."""
+    replay: bool = True
+    """Whether the trainer's routers take the experts that the engine's took, in a mixture of experts."""
+    plausibility: float = 0.0
+    """Replayed experts that the trainer's router ranks below this share of what its own worst choice has are replaced
+    (models/plausibility.py); 0: none. 0.1 to 0.5 for softmax routers; sigmoid ones need more to drop any."""
     infra_retries: int = 2
     """How often an episode is run again after a machine broke."""
     late: str = "wait"
@@ -56,8 +88,18 @@ class RLRecipe:
             raise RecipeError(f"rl.seed = {self.seed} is out of range", hint="0 to 2^32 - 1")
         if self.max_staleness < 0 or self.infra_retries < 0:
             raise RecipeError("rl.max_staleness and rl.infra_retries must not be negative")
-        if self.correction not in ("none", "truncated"):
-            raise RecipeError(f"rl.correction = {self.correction!r} is unknown", hint="none or truncated")
+        if self.correction not in CORRECTIONS:
+            raise RecipeError(f"rl.correction = {self.correction!r} is unknown", hint=", ".join(CORRECTIONS))
+        if self.correction == "sequence" and self.max_staleness:
+            raise RecipeError(
+                'rl.correction = "sequence" does not fit rl.max_staleness above 0',
+                cause="weights are swapped in mid-reply, and several versions then sample one reply",
+                hint='rl.max_staleness = 0, or rl.correction = "truncated"',
+            )
+        if not 0 <= self.plausibility <= 1:
+            raise RecipeError(f"rl.plausibility = {self.plausibility} is no share", hint="0 (off) to 1")
+        if self.plausibility and not self.replay:
+            raise RecipeError("rl.plausibility filters replayed experts, and rl.replay is off", hint="rl.replay = true")
         if self.credit not in CREDITS:
             raise RecipeError(f"rl.credit = {self.credit!r} is unknown", hint=", ".join(CREDITS))
         if self.late not in ("wait", "drop"):

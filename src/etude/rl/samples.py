@@ -16,7 +16,7 @@ from etude.types import Group, Origin, Sample, Version
 
 def batch_samples(groups: Sequence[Group], recipe: RLRecipe, step: int) -> tuple[Sample, ...]:
     """What step `step` + 1 trains on: the groups' samples, but those whose advantage is too small to be worth it."""
-    credits = credit(groups, recipe.credit, seed=f"{recipe.seed} {step}")
+    credits = credit(groups, recipe, seed=f"{recipe.seed} {step}")
     return tuple(
         sample
         for group, credited in zip(groups, credits, strict=True)

@@ -17,8 +17,9 @@ Shapes: T tokens, H query heads, K key-value heads, D head size, E experts, I in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -29,7 +30,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 
 from etude.models.load import Model
 from etude.models.packed_attention import Block, attend, attend_backward
-from etude.models.routing import checked_routes
+from etude.models.routing import RouteTally, checked_routes, replayed
 
 FAMILIES = (LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM)
 CHUNK_ROWS = 512
@@ -60,9 +61,11 @@ class _Shape:
 class FastForward:
     """Packed rows through the layers. `supports(model)` must hold."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, plausibility: float = 0.0, tally: RouteTally | None = None) -> None:
+        """plausibility and tally as in `models.routing.replay`."""
         config: Any = model.config
         self._model = model
+        self._plausibility, self._tally = plausibility, tally
         self._body = cast(Any, model.network.base_model)
         attention = self._body.layers[0].self_attn
         self._shape = _Shape(
@@ -106,12 +109,14 @@ class FastForward:
             )  # fmt: skip
             norm, mlp = layer.post_attention_layernorm.weight, layer.mlp
             if isinstance(mlp, Qwen3MoeSparseMoeBlock):
-                forced = None if experts is None else experts[:, mixtures]
+                choose = None if experts is None else partial(
+                    replayed, mlp.gate, forced=experts[:, mixtures], valid=valid, plausibility=self._plausibility,
+                    tally=self._tally,
+                )  # fmt: skip
                 mixtures += 1
                 hidden, uneven = _Experts.apply(
-                    hidden, norm, mlp.gate.weight, mlp.experts.gate_up_proj, mlp.experts.down_proj, forced, valid,
-                    self._shape,
-                )  # fmt: skip
+                    hidden, norm, mlp.gate.weight, mlp.experts.gate_up_proj, mlp.experts.down_proj, choose, self._shape
+                )
                 balance = balance + uneven
             else:
                 normed = _Norm.apply(hidden, norm, self._shape.eps)
@@ -261,14 +266,16 @@ def _chunks(counts: Sequence[int]) -> Iterator[tuple[int, slice]]:
 class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, norm: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, forced: Tensor | None,
-        valid: Tensor, shape: _Shape,
+        ctx: Any, x: Tensor, norm: Tensor, router: Tensor, gate_up: Tensor, down: Tensor,
+        choose: Callable[[Tensor, Tensor], Tensor] | None, shape: _Shape,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """choose: from logits [T, E] and the own choice [T, top_k] to the set that is used; None: the own choice."""
         normed, r = _norm(x, norm, shape.eps)
-        probs = torch.softmax(torch.mm(normed, router.t()), dim=-1)
+        logits = torch.mm(normed, router.t())
+        probs = torch.softmax(logits, dim=-1)
         chosen = probs.topk(shape.top_k, dim=-1).indices
-        if forced is not None:
-            chosen = torch.where(valid[:, None], forced, chosen)
+        if choose is not None:
+            chosen = choose(logits, chosen)
         gates = probs.gather(-1, chosen)
         total = gates.sum(-1, keepdim=True) if shape.normalizes else torch.ones_like(gates[:, :1])
         gates = gates / total
@@ -321,4 +328,4 @@ class _Experts(torch.autograd.Function):
         slopes = torch._softmax_backward_data(slopes, probs, -1, probs.dtype)
         grad_normed.addmm_(slopes, router)
         grad_x, grad_norm = _norm_backward(grad_normed, x, r, norm)
-        return grad_x.add_(grad), grad_norm, torch.mm(slopes.t(), normed), grad_gate_up, grad_down, None, None, None
+        return grad_x.add_(grad), grad_norm, torch.mm(slopes.t(), normed), grad_gate_up, grad_down, None, None

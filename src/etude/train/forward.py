@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,17 +22,27 @@ from etude.data.packing import MicroBatch, Tree
 from etude.errors import ModelError
 from etude.models.load import Model
 from etude.models.packed_attention import Block, enable
-from etude.models.routing import replay
+from etude.models.routing import RouteTally, replay
 from etude.train.fast import FastForward, supports
 
 QUERY_BLOCK = 128
 """Queries in one block: within a block half of the causal scores are thrown away, between blocks none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """What becomes of recorded routes."""
+
+    replays: bool = True
+    """Whether they are forced; else every router chooses for itself."""
+    plausibility: float = 0.0
+    """alpha of the filter (models/plausibility.py), 0 for none."""
+
+
 class PackedForward:
     """The model, ready for packed rows."""
 
-    def __init__(self, model: Model, *, fast: bool = True) -> None:
+    def __init__(self, model: Model, *, fast: bool = True, routing: Routing | None = None) -> None:
         """`fast`: take the fast path where there is one; without, the network refuses plain calls from then on.
 
         Errors: ModelError if a packed forward of this family would not give what its plain one does.
@@ -41,7 +52,12 @@ class PackedForward:
         if not isinstance(head, nn.Linear) or head.bias is not None:
             raise ModelError(f"{model.family!r} cannot be trained", cause="its output layer is not one plain matrix")
         self._head: nn.Linear = head
-        self._fast: FastForward | None = FastForward(model) if fast and supports(model) else None
+        self._routing: Routing = routing or Routing()
+        self.routes: RouteTally = RouteTally()
+        """Of all replays so far."""
+        self._fast: FastForward | None = None
+        if fast and supports(model):
+            self._fast = FastForward(model, plausibility=self._routing.plausibility, tally=self.routes)
         self._check()
 
     @property
@@ -70,11 +86,13 @@ class PackedForward:
         ids, positions, sources, valid and experts as in MicroBatch. Errors: ModelError if the routes do not fit.
         """
         row, places, rows = torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(sources)
-        routes = None if experts is None else torch.from_numpy(experts)
+        routes = None if experts is None or not self._routing.replays else torch.from_numpy(experts)
         known = torch.zeros(len(ids), dtype=torch.bool) if valid is None else torch.from_numpy(valid)
         if self._fast is not None:
             return self._fast(row, places, blocks(trees), routes, known, rows)
-        forced = contextlib.nullcontext() if routes is None else replay(self.model, routes, known)
+        forced: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if routes is not None:
+            forced = replay(self.model, routes, known, plausibility=self._routing.plausibility, tally=self.routes)
         with forced:
             output = self.model.network.base_model(
                 input_ids=row[None], position_ids=places[None], blocks=blocks(trees), use_cache=False

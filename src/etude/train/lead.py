@@ -41,6 +41,10 @@ class Lead:
         with self._all("score", sample):
             return self._trainer.score(sample)
 
+    def set_reference(self, tensors: Mapping[str, Stored]) -> None:
+        with self._all("reference", {name: [stored.dtype, stored.array] for name, stored in tensors.items()}):
+            self._trainer.set_reference(tensors)
+
     def published(self) -> dict[str, Stored]:
         with self._all("published"):
             return self._trainer.masters.published()
@@ -92,6 +96,9 @@ def follow(trainer: Trainer, snapshots: Snapshots | None = None) -> None:
                 trainer.train(convert(argument, Batch))
             elif what == "score":
                 trainer.score(convert(argument, Sample))
+            elif what == "reference":
+                given = {name: Stored(dtype, convert(array, np.ndarray)) for name, (dtype, array) in argument.items()}
+                trainer.set_reference(given)
             elif what == "published":
                 trainer.masters.published()
             elif what == "snapshot" and snapshots is not None:

@@ -1,11 +1,10 @@
 """The policy gradient's loss, as pure functions.
 
-    L = -(1/Z) sum_i A_i sum over sampled tokens of w log pi        Z from the recipe alone, global over micro-batches
+    L = -(1/Z) sum_i sum over sampled tokens of w A_t log pi        Z from the recipe alone, global over micro-batches
 
-w is the importance weight of a token, a constant for the gradient: r = exp(log pi - log mu), where pi is the trainer's
-policy at the start of the step and mu what the engine sampled from. `none`: w = 1. `truncated`: w = min(r, clip)
-(IMPALA's rho-bar, Espeholt et al. 2018, arXiv 1802.01561, token by token). One optimizer step a batch: so the forward
-that gives log pi is the one that is differentiated, and nothing has moved between the two.
+w is the importance weight of a token, a constant for the gradient (corrections.py); A_t the sample's advantage, less
+what the KL takes (kl.py). One optimizer step a batch: so the forward that gives log pi is the one that is
+differentiated, and nothing has moved between the two.
 
 Log-probs are of the full vocabulary at the sampling temperature. Not here: advantages, or any penalty in the reward.
 """
@@ -18,34 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from etude.train.corrections import Correction, token_weights
+
 CHUNK_ELEMENTS = 1 << 20
 """Logits that are held at a time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Correction:
-    """How a token that another policy sampled is weighted."""
-
-    kind: str = "truncated"
-    """`none` or `truncated`."""
-    clip: float = 2.0
-    """Upper bound of the weight, for `truncated`."""
-
-    def __post_init__(self) -> None:
-        assert self.kind in ("none", "truncated"), self.kind
-
-
-def importance_weights(logprobs: Tensor, behaviour: Tensor, correction: Correction) -> Tensor:
-    """w of each token, detached. logprobs, behaviour and result [tokens]."""
-    if correction.kind == "none":
-        return torch.ones_like(logprobs)
-    return torch.exp(logprobs.detach() - behaviour).clamp(max=correction.clip)
-
-
 def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-    """log pi of each target [tokens], by the book. hidden [tokens, width], weight [vocabulary, width]."""
-    logits = torch.nn.functional.linear(hidden, weight) / temperature
-    return torch.log_softmax(logits, dim=-1).gather(-1, targets[:, None]).squeeze(-1)
+    """log pi of each target [tokens], a chunk of logits at a time. Shapes as in `policy_loss`."""
+    rows = max(1, CHUNK_ELEMENTS // weight.shape[0])
+    parts = [hidden.new_empty(0)]
+    for start in range(0, len(hidden), rows):
+        part = slice(start, start + rows)
+        logits = torch.nn.functional.linear(hidden[part], weight) / temperature
+        parts.append(torch.log_softmax(logits, dim=-1).gather(-1, targets[part, None]).squeeze(-1))
+    return torch.cat(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +53,18 @@ def policy_loss(
     *,
     denominator: float,
     correction: Correction,
+    weights: Tensor | None = None,
     temperature: float = 1.0,
 ) -> LossOutput:
     """The loss of one micro-batch, from the hidden states that predict its targets.
 
     hidden [tokens, width], weight [vocabulary, width]; targets, advantages, behaviour [tokens]. Sums over micro-batches
-    give the batch's loss. Logits are made a chunk at a time, and each chunk's gradient in the same pass.
+    give the batch's loss. Logits are made a chunk at a time, and each chunk's gradient in the same pass. weights
+    [tokens]: the importance weights, where `correction` cannot be told from a token alone.
     """
-    outputs = _PolicyLoss.apply(hidden, weight, targets, advantages, behaviour, denominator, correction, temperature)
+    outputs = _PolicyLoss.apply(
+        hidden, weight, targets, advantages, behaviour, weights, denominator, correction, temperature
+    )
     return LossOutput(*outputs)
 
 
@@ -84,7 +74,7 @@ class _PolicyLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, advantages: Tensor, behaviour: Tensor,
-        denominator: float, correction: Correction, temperature: float,
+        given: Tensor | None, denominator: float, correction: Correction, temperature: float,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         rows = max(1, CHUNK_ELEMENTS // weight.shape[0])
         loss = hidden.new_zeros(())
@@ -98,7 +88,7 @@ class _PolicyLoss(torch.autograd.Function):
             logs -= torch.logsumexp(logs, dim=-1, keepdim=True)
             place = targets[part, None]
             chosen = logs.gather(-1, place).squeeze(-1)
-            weights = importance_weights(chosen, behaviour[part], correction)
+            weights = given[part] if given is not None else token_weights(chosen, behaviour[part], correction)
             scale = weights * advantages[part] / denominator
             loss -= (scale * chosen).sum()
             slopes = torch.exp(logs)
@@ -115,4 +105,4 @@ class _PolicyLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grads[0], grad_weight * grads[0], None, None, None, None, None, None
+        return grad_hidden * grads[0], grad_weight * grads[0], None, None, None, None, None, None, None

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from etude.data.packing import MicroBatch
 from etude.models.load import Model
-from etude.train.forward import PackedForward
+from etude.models.routing import RouteTally
+from etude.train.forward import PackedForward, Routing
 
 Head = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """(hidden [targets, width], output matrix [vocabulary, width]) -> tensors."""
@@ -20,11 +21,12 @@ Head = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 class Objective(nn.Module):
     """Calls a function of hidden states and output matrix while both are whole."""
 
-    def __init__(self, model: Model, *, fast: bool = True) -> None:
+    def __init__(self, model: Model, *, fast: bool = True, routing: Routing | None = None) -> None:
         """Errors: ModelError for a model that cannot be trained."""
         super().__init__()
         self.network = model.network
-        self._packed = PackedForward(model, fast=fast)
+        self._packed = PackedForward(model, fast=fast, routing=routing)
+        self.routes: RouteTally = self._packed.routes
 
     @property
     def width(self) -> int:

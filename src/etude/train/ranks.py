@@ -48,6 +48,12 @@ class Ranks:
             return self
         return dataclasses.replace(self, group=dist.new_group(backend="gloo", timeout=patience))
 
+    def turns(self, total: int) -> Iterator[tuple[int, bool]]:
+        """(number, is it this rank's): all ranks compute equally many, one that has too few another's, for nothing."""
+        for first in range(0, total, self.count):
+            is_mine = first + self.rank < total
+            yield first + self.rank if is_mine else first, is_mine
+
     def of_first(self, value: float) -> float:
         """What rank 0 gave, on all ranks."""
         shared = torch.tensor([value], dtype=torch.float64)

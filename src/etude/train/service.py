@@ -27,6 +27,7 @@ from etude.killpoints import reach
 from etude.train.checkpoint import Checkpoints
 from etude.train.client import Scored, TrainerState
 from etude.train.lead import Lead
+from etude.train.reference import pinned_reference
 from etude.train.step import Trainer
 from etude.types import Batch, Manifest, Sample, Version
 from etude.weights.background import Background, Then
@@ -45,8 +46,10 @@ def open_trainer(
     checkpoint_every: int,
     weights: WeightsRecipe,
     peers: Peers | None = None,
+    reference: str = "",
 ) -> TrainerService:
     """`trainer`, resumed, and its starting version public. Its other ranks follow (lead.py), and publish as `peers`.
+    reference: `rl.kl.reference`, where there is a KL.
 
     Errors: ModelError for a model that is not the checkpoint's; RunError, StoreError for a damaged run; LostRaceError
     if another trainer starts at the same time and later.
@@ -69,6 +72,8 @@ def open_trainer(
     collector = Collector(store, keep_anchors=weights.keep_anchors, grace_s=weights.grace_s)
     service = TrainerService(lead, Background(publisher, collector), saved, checkpoint_every, pins=weights.pins)
     service.start()
+    if reference:
+        lead.set_reference(pinned_reference(store, reference))
     return service
 
 

@@ -1,6 +1,7 @@
 """One batch, one optimizer step.
 
     samples --pack--> micro-batches --forward, loss, backward--> gradient --clip, AdamW--> masters --round--> network
+                          +-- look first, where what a token weighs depends on others (KL, ratios of sequences)
 
 Everything that the step depends on is in the batch, the masters, the optimizer's state and the seed, so that a batch
 that is replayed after a crash gives bitwise the same weights (on the same machine and number of threads).
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,13 +24,18 @@ from etude.data.packing import MicroBatch, Packed, pack
 from etude.errors import RunError
 from etude.models.load import Model
 from etude.train.agreement import agreement_row, live_tokens
-from etude.train.losses import Correction, LossOutput, policy_loss, token_logprobs
+from etude.train.corrections import Correction, sequence_weights
+from etude.train.forward import Routing
+from etude.train.kl import KL, kl_row, penalties
+from etude.train.losses import LossOutput, policy_loss
 from etude.train.objective import Objective
 from etude.train.optimizer import Masters
 from etude.train.ranks import Ranks
 from etude.train.recipe import TrainRecipe
+from etude.train.reference import Reference, logprobs_of
 from etude.train.sharded import Sharded
 from etude.types import Batch, Sample, Version
+from etude.weights.pieces import Stored
 
 
 class _Tally:
@@ -54,14 +61,23 @@ class _Tally:
         self.loss += output.loss.detach()
         self._columns[:, place] = torch.stack((output.logprobs, output.entropies, output.weights))
 
-    def join(self, ranks: Ranks) -> None:
-        """Put together what the ranks have."""
-        ranks.add(self.loss)
-        ranks.add(self._columns)
+    def join(self, ranks: Ranks, routes: torch.Tensor) -> None:
+        """Put together what the ranks have. routes: `RouteTally.counts`."""
+        for values in (self.loss, self._columns, routes):
+            ranks.add(values)
 
     def columns(self) -> np.ndarray:
         """Log-probs, entropies and importance weights of all loss positions: [3, tokens]."""
         return self._columns.numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What the tokens of a micro-batch weigh. All [targets] float32."""
+
+    advantages: np.ndarray
+    weights: np.ndarray | None = None
+    """Importance weights; None: the correction tells them from each token alone."""
 
 
 class Trainer:
@@ -74,10 +90,13 @@ class Trainer:
         *,
         publish_dtype: str,
         correction: Correction,
+        kl: KL | None = None,
+        routing: Routing | None = None,
         temperature: float = 1.0,
         ranks: Ranks | None = None,
     ) -> None:
-        """ranks: more than one shard the model, whose hub tensors are then no longer of use.
+        """kl: with a coefficient, `set_reference` comes before the first step. ranks: more than one shard the model,
+        whose hub tensors are then no longer of use.
 
         Errors: ModelError for a model that cannot be trained.
         """
@@ -86,7 +105,10 @@ class Trainer:
         self.step = 0
         self.ranks = ranks or Ranks()
         several = self.ranks.count > 1
-        self._objective = Objective(model, fast=not several)
+        routing = routing or Routing()
+        self._kl = kl or KL()
+        self._reference = Reference(model, self.ranks, routing) if self._kl.coef else None
+        self._objective = Objective(model, fast=not several, routing=routing)
         self._correction = correction
         self._temperature = temperature
         self._max_cost = float(recipe.micro_batch_tokens)
@@ -98,6 +120,11 @@ class Trainer:
             shards.shard(self._objective, model.network.base_model)
             model.release_views()
         self.masters = Masters(model, recipe, publish_dtype, places=places, shards=shards, public=public)
+
+    def set_reference(self, tensors: Mapping[str, Stored]) -> None:
+        """What the KL is measured from: a published version, by hub name. Errors: ModelError if it does not fit."""
+        if self._reference is not None:
+            self._reference.load(tensors)
 
     def train(self, batch: Batch, *, is_current: Callable[[Version], bool] = lambda _: False) -> dict[str, float]:
         """Take the step that `batch` makes; returns its row of numbers.
@@ -112,13 +139,17 @@ class Trainer:
         packed = pack(batch.samples, max_cost=self._max_cost, pair_cost=self._pair_cost)
         tally = _Tally(packed.micro_batches)
         tally.seconds["pack"] = time.perf_counter() - start
+        terms, seen = self._look(batch, packed.micro_batches)
+        tally.lap("look")
+        self._objective.routes.counts.zero_()  # what a look replayed is replayed again
         self.masters.zero_grad()
-        for number, is_mine in self._share(len(packed.micro_batches)):
-            self._backward(packed.micro_batches[number], batch.denominator, tally, number if is_mine else None)
-        tally.join(self.ranks)
+        for number, is_mine in self.ranks.turns(len(packed.micro_batches)):
+            micro, weighs = packed.micro_batches[number], terms[number]
+            self._backward(micro, weighs, batch.denominator, tally, number if is_mine else None)
+        tally.join(self.ranks, self._objective.routes.counts)
         norm = self.masters.step(batch.rate)
         tally.lap("optimize")
-        row = self._row(batch, packed, tally, is_current) | {"grad_norm": norm}
+        row = self._row(batch, packed, tally, is_current) | seen | {"grad_norm": norm}
         self.step = batch.step
         seconds = time.perf_counter() - start
         return row | {"step_s": seconds, "trained_tokens_per_s": packed.unshared_tokens / seconds}
@@ -127,24 +158,51 @@ class Trainer:
     def score(self, sample: Sample) -> np.ndarray:
         """[loss positions] float32 log-probs of the sample's own tokens under the weights as they are."""
         packed = pack((sample,), max_cost=self._max_cost, pair_cost=self._pair_cost)
-        (micro,) = packed.micro_batches
-        targets = torch.from_numpy(micro.targets)
+        (logprobs,) = logprobs_of(self._objective, packed.micro_batches, Ranks(), self._temperature)
+        return logprobs
 
-        def head(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return (token_logprobs(hidden, weight, targets, self._temperature),)
+    def _look(self, batch: Batch, micros: Sequence[MicroBatch]) -> tuple[list[_Terms], dict[str, float]]:
+        """What each micro-batch's tokens weigh, and numbers for the row; without a forward where none is needed.
 
-        (logprobs,) = self._objective(micro, head)
-        return np.array(logprobs.numpy())
+        Errors: RunError for a sample that several versions sampled, where sequences are weighed.
+        """
+        by_sequence = self._correction.needs_sequences
+        if self._reference is None and not by_sequence:
+            return [_Terms(micro.advantages) for micro in micros], {}
+        policy = list(logprobs_of(self._objective, micros, self.ranks, self._temperature))
+        advantages, row = [micro.advantages for micro in micros], dict[str, float]()
+        if self._reference is not None:
+            fixed = logprobs_of(self._reference.objective, micros, self.ranks, self._temperature)
+            gaps = [ours.astype(np.float64) - other for ours, other in zip(policy, fixed, strict=True)]
+            advantages, row = self._less_kl(batch, micros, gaps)
+        weights: list[np.ndarray | None] = [None] * len(micros)
+        if by_sequence:
+            _refuse_mixed(batch.samples)
+            weights = [
+                sequence_weights(ours, micro.logprobs, micro.samples, self._correction)
+                for ours, micro in zip(policy, micros, strict=True)
+            ]
+        return [_Terms(*pair) for pair in zip(advantages, weights, strict=True)], row
 
-    def _share(self, total: int) -> Iterator[tuple[int, bool]]:
-        """(number, is it this rank's): all ranks compute equally many, one that has too few another's, for nothing."""
-        rank, count = self.ranks.rank, self.ranks.count
-        for first in range(0, total, count):
-            is_mine = first + rank < total
-            yield first + rank if is_mine else first, is_mine
+    def _less_kl(
+        self, batch: Batch, micros: Sequence[MicroBatch], gaps: Sequence[np.ndarray]
+    ) -> tuple[list[np.ndarray], dict[str, float]]:
+        """The micro-batches' advantages less what the KL takes, and its row."""
+        if not micros:
+            return [], {}
+        flat = np.concatenate(gaps)
+        samples, places = (np.concatenate([getattr(micro, name) for micro in micros]) for name in ("samples", "places"))
+        taken = self._kl.coef * penalties(self._kl.kind, flat, samples, places, batch.samples)
+        parts = np.split(taken, np.cumsum([len(gap) for gap in gaps])[:-1])
+        less = [(micro.advantages - part).astype(np.float32) for micro, part in zip(micros, parts, strict=True)]
+        return less, kl_row(flat)
 
-    def _backward(self, micro: MicroBatch, denominator: float, tally: _Tally, number: int | None) -> None:
+    def _backward(
+        self, micro: MicroBatch, terms: _Terms, denominator: float, tally: _Tally, number: int | None
+    ) -> None:
         """Number None: whose micro-batch it is computes it too."""
+        advantages = np.zeros_like(terms.advantages) if number is None else terms.advantages
+        weights = None if terms.weights is None else torch.from_numpy(terms.weights)
 
         def head(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
             tally.lap("forward")
@@ -152,10 +210,11 @@ class Trainer:
                 hidden,
                 weight,
                 torch.from_numpy(micro.targets),
-                torch.from_numpy(np.zeros_like(micro.advantages) if number is None else micro.advantages),
+                torch.from_numpy(advantages),
                 torch.from_numpy(micro.logprobs),
                 denominator=denominator,
                 correction=self._correction,
+                weights=weights,
                 temperature=self._temperature,
             )
             tally.lap("loss")
@@ -183,6 +242,7 @@ class Trainer:
         }
         if self.model.num_moe_layers:
             row["missing_route_rows"] = float(sum(int((~micro.valid).sum()) for micro in micros))
+            row |= self._objective.routes.row()
         row |= {f"{phase}_s": seconds for phase, seconds in tally.seconds.items()}
         if not micros:
             return row
@@ -194,11 +254,20 @@ class Trainer:
             "ratio_mean": float(ratios.mean()),
             "ratio_p99": float(np.quantile(ratios, 0.99)),
             "ratio_max": float(ratios.max()),
-            "clipped_share": float((weights < ratios * (1 - 1e-6)).mean()),
         }
-        if self._correction.kind == "none":
-            row["clipped_share"] = 0.0
+        if self._correction.kind in ("truncated", "masked"):
+            row["clipped_share"] = float((weights < ratios * (1 - 1e-6)).mean())
         return row | agreement_row(logprobs, behaviour, _live(batch.samples, micros, is_current))
+
+
+def _refuse_mixed(samples: Sequence[Sample]) -> None:
+    for sample in samples:
+        if len({run.version for run in sample.versions}) > 1:
+            raise RunError(
+                f"sample {sample.origin.key}/{sample.origin.member} cannot be weighed as a sequence",
+                cause="several versions sampled it",
+                hint='set rl.max_staleness = 0, or rl.correction = "truncated"',
+            )
 
 
 def _live(
