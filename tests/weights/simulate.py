@@ -3,11 +3,11 @@
     python tests/weights/simulate.py --schedules 100000      a violation is printed with the seed that repeats it
     python tests/weights/simulate.py --plant                 each planted fault must be found
 
-Actors are threads of which one runs at a time: trainers that publish, save and are killed, of which an old one may go
-on beside a new one; readers that follow, are killed, and read slowly; gc. At each operation of the store that an actor
-makes in its own thread others may run first, time may pass, the operation may fail before or after it took effect, a
-lost create may arrive much later, or the actor is killed. In the end nothing fails any more: one more trainer
-publishes, readers follow, gc runs, and what must hold is looked at.
+Actors are greenlets, of which one runs at a time: trainers that publish, save and are killed, of which an old one may
+go on beside a new one; readers that follow, are killed, and read slowly; gc. At each operation of the store others may
+run first, time may pass, the operation may fail before or after it took effect, a lost create may arrive much later, or
+the actor is killed. What the code would do side by side is done in order here. In the end nothing fails any more: one
+more trainer publishes, readers follow, gc runs, and what must hold is looked at.
 
     content   whatever a reader fetches is, bit for bit, what was published under that version
     order     a reader never goes back
@@ -20,16 +20,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import random
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import greenlet
 import numpy as np
 
 from etude.errors import LostRaceError, MissingError, StoreError
@@ -91,7 +92,7 @@ class World:
 
 
 class SimulatedStore(Store):
-    """The world's objects. Operations in an actor's own thread are points where the scheduler decides."""
+    """The world's objects. Operations of an actor are points where the scheduler decides."""
 
     def __init__(self, world: World, actor: Actor | None = None) -> None:
         self.url = "simulated://"
@@ -100,7 +101,7 @@ class SimulatedStore(Store):
     @contextlib.contextmanager
     def _operation(self, write: Callable[[], None] | None = None) -> Iterator[None]:
         world, actor = self._world, self._actor
-        if actor is None or threading.current_thread() is not actor.thread:
+        if actor is None:
             yield
             return
         actor.give_way()
@@ -181,7 +182,7 @@ class SimulatedStore(Store):
 
 
 class Actor:
-    """A process. `work` runs in a thread of its own, whenever the scheduler says so."""
+    """A process. `work` runs in a greenlet of its own, whenever the scheduler says so."""
 
     failing = 0.03
     """Share of operations that something befalls."""
@@ -192,12 +193,10 @@ class Actor:
         self.world = world
         self.store = SimulatedStore(world, self)
         self.is_over = False
-        self._go, self._gave_way = threading.Semaphore(0), threading.Semaphore(0)
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
+        self._scheduler = greenlet.getcurrent()
+        self._own = greenlet.greenlet(self._run)
 
     def _run(self) -> None:
-        self._go.acquire()
         try:
             self.work()
         except Killed:
@@ -205,19 +204,16 @@ class Actor:
         except Exception as error:  # the simulator's purpose: nothing but typed errors of the store may come out
             self.world.violated(f"{type(self).__name__} ended with {type(error).__name__}: {error}")
         self.is_over = True
-        self._gave_way.release()
 
     def work(self) -> None:
         raise NotImplementedError
 
     def give_way(self) -> None:
-        self._gave_way.release()
-        self._go.acquire()
+        self._scheduler.switch()
 
     def run_a_while(self) -> None:
         """Until it gives way. Called by the scheduler."""
-        self._go.release()
-        self._gave_way.acquire()
+        self._own.switch()
 
     def again(self, function: Callable[[], Any]) -> Any:
         """Until the store answers."""
@@ -344,6 +340,10 @@ def same(found: Mapping[str, np.ndarray], meant: Mapping[str, Stored]) -> bool:
     return found.keys() == meant.keys() and all(np.array_equal(found[name], meant[name].array) for name in found)
 
 
+def _one_by_one(function: Callable[[Any], Any], items: Iterable[Any], threads: int) -> Iterator[Any]:
+    return map(function, items)
+
+
 class Simulation:
     """One schedule."""
 
@@ -356,7 +356,11 @@ class Simulation:
         """What was violated."""
         world = self.world
         clock = SimpleNamespace(monotonic=lambda: world.now_s, sleep=lambda _: None, perf_counter=time.perf_counter)
-        with mock.patch("etude.weights.subscribe.time", clock), mock.patch("etude.weights.publish.time", clock):
+        with (
+            mock.patch("etude.weights.subscribe.time", clock),
+            mock.patch("etude.weights.publish.time", clock),
+            mock.patch("etude.weights.publish.in_order", _one_by_one),
+        ):
             for _ in range(world.random.randint(60, 400)):
                 self._turn()
                 if world.violations:
@@ -498,16 +502,29 @@ def simulate(seeds: range) -> tuple[int, list[str]] | None:
     return None
 
 
+def simulate_all(seeds: range, processes: int) -> tuple[int, list[str]] | None:
+    """As `simulate`, on several cores; progress on stderr."""
+    chunks = [seeds[start : start + 500] for start in range(0, len(seeds), 500)]
+    with multiprocessing.Pool(processes) as pool:
+        for number, found in enumerate(pool.imap(simulate, chunks), 1):
+            print(f"\r{min(number * 500, len(seeds)):,} of {len(seeds):,}", end="", file=sys.stderr, flush=True)
+            if found is not None:
+                return found
+    print(file=sys.stderr)
+    return None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedules", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first one")
+    parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--plant", action="store_true", help="find each planted fault instead")
     chosen = parser.parse_args()
     seeds = range(chosen.first, chosen.first + chosen.schedules)
     if not chosen.plant:
         started = time.monotonic()
-        found = simulate(seeds)
+        found = simulate_all(seeds, chosen.processes)
         print(f"{len(seeds)} schedules, {time.monotonic() - started:.0f} s: {found or 'no violation'}")
         sys.exit(1 if found else 0)
     missed = 0
