@@ -52,7 +52,7 @@ BROAD = {
     "frames.py": 1,  # a process boundary: whatever a handler raised, the caller must hear of it
     "inference/torch_engine.py": 1,  # the engine's thread: whatever ended it, every caller must hear of it
     "roles.py": 1,  # whatever ended a worker's job, the process ends, and is replaced
-    "agent/tools.py": 1,  # a bug in a tool is data for the agent and counted as `unknown`
+    "agent/toolbox.py": 1,  # a bug in a tool is data for the agent and counted as `unknown`
     "sandbox/pool.py": 1,  # a task of its own: whoever waits for the sandbox must hear of it
     "tasks/probe.py": 2,  # runs functions of foreign packages, inside the sandbox
     "sandbox/iorunner.py": 1,  # runs an agent's code, inside the sandbox

@@ -193,9 +193,13 @@ class Sandbox(Protocol):
     sandbox_id: str
 
     async def exec(
-        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, env: Mapping[str, str] | None = None
-    ) -> ExecResult:
-        """Run a program in /workspace; its whole process tree is killed at the end."""
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, env: Mapping[str, str] | None = None,
+        leaves: bool = False,
+    ) -> ExecResult:  # fmt: skip
+        """Run a program in /workspace; its whole process tree is killed at the end.
+
+        leaves: what it started in the background lives on, through later runs, until the sandbox is closed.
+        """
         ...
 
     async def run_python(self, source: str, *, stdin: bytes = b"", timeout_s: float) -> ExecResult:

@@ -115,6 +115,10 @@ class Task(Noun, frozen=True, kw_only=True):
     category: str
     source: Mapping[str, str]
     """Where it comes from: builder, package, version, function, fault kind, licence."""
+    tools: tuple[str, ...] = ()
+    """The tools of this task; none: those of the recipe."""
+    strict: tuple[str, ...] | None = None
+    """Those of them that take their arguments to the letter; None: those of the recipe."""
     format: int = FORMAT
 
     @classmethod
@@ -161,6 +165,8 @@ class ToolErrorKind(enum.StrEnum):
 
     INVALID_ARGUMENTS = "invalid_arguments"
     UNEXPECTED_ENVIRONMENT = "unexpected_environment"
+    PROVIDER_ERROR = "provider_error"
+    USER_ABORTED = "user_aborted"
     TIMEOUT = "timeout"
     UNKNOWN = "unknown"
 

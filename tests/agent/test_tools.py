@@ -4,7 +4,9 @@ from collections.abc import Mapping
 import pytest
 
 from agent.scenes import BROKEN, FINISH, FIX, READ, TEST, FragilePool, clamp_task, in_loop, real_pool
-from etude.agent.tools import Desk, Tool, Toolbox, schema
+from etude.agent.tool import Desk, Tool, schema
+from etude.agent.toolbox import Toolbox
+from etude.agent.tools import TOOLS
 from etude.errors import SandboxError
 from etude.types import Task, ToolCall, ToolErrorKind, ToolResult
 
@@ -17,6 +19,7 @@ def answers(
     names: tuple[str, ...] = ALL,
     output_chars: int = 1000,
     files: Mapping[str, bytes] | None = None,
+    strict: tuple[str, ...] = ALL,
 ) -> list[ToolResult]:
     """What a toolbox answers to calls made one after the other in one sandbox."""
 
@@ -27,7 +30,7 @@ def answers(
         for path, data in (files or {}).items():
             await sandbox.write_file(path, data)
         try:
-            box = Toolbox(names, Desk(task=the_task, sandbox=sandbox), output_chars=output_chars)
+            box = Toolbox(names, Desk(task=the_task, sandbox=sandbox), output_chars=output_chars, strict=strict)
             return [await box.answer(call) for call in calls]
         finally:
             await sandbox.close()
@@ -61,9 +64,11 @@ def test_hidden_checks_never_show() -> None:
     assert result == ToolResult(text="ok", passed=True)
 
 
-def test_a_line_may_come_as_digits() -> None:
-    (result,) = answers(call("edit_file", path="solution.py", old="max(x, high)", new="x", line="2"))
-    assert result == ToolResult(text="ok")
+def test_a_tool_that_is_not_strict_takes_digits_and_leaves_out_what_it_does_not_know() -> None:
+    lax = call("edit_file", path="solution.py", old="max(x, high)", new="x", line="2", why="because")
+    assert answers(lax, strict=()) == [ToolResult(text="ok")]
+    (refused,) = answers(lax)
+    assert refused.error is ToolErrorKind.INVALID_ARGUMENTS
 
 
 @pytest.mark.parametrize(
@@ -181,31 +186,20 @@ def test_finish_can_be_barred_until_the_tests_have_passed() -> None:
 
 
 def test_the_schema_follows_from_the_signature() -> None:
-    assert schema(Tool.registry["edit_file"]) == {
-        "name": "edit_file",
-        "description": "Replace `old` by `new` in a file. `old` must occur once; else `line` says on which line it"
-        " begins.",
+    assert schema(TOOLS["read_file"]) == {
+        "name": "read_file",
+        "description": "Show a file with line numbers.",
         "parameters": {
             "type": "object",
             "properties": {
                 "path": {"type": "string"},
-                "old": {"type": "string"},
-                "new": {"type": "string"},
-                "line": {"type": "integer"},
+                "start": {"type": "integer", "description": "counted from 1, included"},
+                "end": {"type": "integer", "description": "counted from 1, included"},
             },
-            "required": ["path", "old", "new"],
+            "required": ["path"],
             "additionalProperties": False,
         },
     }
-    assert schema(Tool.registry["run_tests"])["parameters"]["properties"] == {}
-
-
-def test_the_tools_are_those_that_the_shipped_chat_format_spells() -> None:
-    from etude.data.render import NANO_TOOLS
-
-    for name, parameters in NANO_TOOLS.items():
-        wanted = schema(Tool.registry[name])["parameters"]
-        kinds = {key: value["type"] for key, value in wanted["properties"].items()}
-        assert {parameter.name: parameter.kind for parameter in parameters} == kinds
-        assert {parameter.name for parameter in parameters if parameter.required} == set(wanted.get("required", ()))
-    assert set(NANO_TOOLS) == set(ALL)
+    edits = schema(TOOLS["edit_file"])["parameters"]["properties"]["edits"]
+    assert edits["items"]["required"] == ["old", "new"]
+    assert "$ref" not in str([schema(tool) for tool in TOOLS.values()])

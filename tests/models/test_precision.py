@@ -38,7 +38,9 @@ def test_nvfp4_takes_the_nearest_number_of_its_grid_in_every_block() -> None:
             peak = row.abs().max() / (6 * 448)
             scale = float((block.abs().max() / (6 * peak)).to(torch.float8_e4m3fn).float() * peak)
             wanted = [min((abs(float(value) - unit * scale), unit * scale) for unit in GRID)[0] for value in block]
-            assert torch.allclose((got - block).abs(), torch.tensor(wanted), rtol=1e-4, atol=1e-6 * float(row.abs().max()))
+            assert torch.allclose(
+                (got - block).abs(), torch.tensor(wanted), rtol=1e-4, atol=1e-6 * float(row.abs().max())
+            )
 
 
 def test_what_the_grid_has_stays() -> None:

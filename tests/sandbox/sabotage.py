@@ -110,7 +110,9 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         ("    while _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:\n        capability += 1\n", ""),
         ('    _check(_libc.capset(version_3, bytes(24)), "capset")\n', ""),
     ),
-    "end of a run": _inside("inside_run", ("        self._kill_all()\n", "        self._code = self._code or 0\n")),
+    "end of a run": _inside(
+        "inside_run", ("        self._end_processes()\n", "        self._code = self._code or 0\n")
+    ),
     "descriptors": _inside(
         "inside_child",
         ("    code = 126\n    try:\n", _KEEP_LOW_ONES),

@@ -1,6 +1,6 @@
 """One episode, on one screen.
 
-    opening -> policy.reply -> calls in order, in the sandbox -> results -> policy.reply ... -> files, patch -> Episode
+    opening -> policy.reply -> calls, in the sandbox -> results in order -> policy.reply ... -> files, patch -> Episode
 
 An episode ends when the model calls finish (FINISHED), writes a turn without a call (STOPPED), or meets a limit. A
 broken call is answered with an error and the episode goes on. From the first action on, a sandbox that dies is the
@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from etude.agent.prompts import opening
 from etude.agent.recipe import AgentRecipe
-from etude.agent.tools import NOT_PASSED, Desk, Toolbox, failed
+from etude.agent.tool import NOT_PASSED, Ask, Desk, Search, Tool, failed
+from etude.agent.toolbox import Toolbox
 from etude.code.diff import unified_diff
 from etude.errors import EngineError, SandboxDiedError, SandboxError
 from etude.protocols import Message, Policy, Reply, Sandbox
@@ -32,11 +33,22 @@ MAX_CHANGED_BYTES = 1 << 20
 """Bytes of the changed files together; what is beyond is left out."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the agent has beyond its sandbox."""
+
+    ask: Ask | None = None
+    search: Search | None = None
+    extra: Mapping[str, Tool] = field(default_factory=dict)
+    """Tools that were made for this episode, such as an MCP server's."""
+
+
 async def run_episode(
-    task: Task, sandbox: Sandbox, policy: Policy, recipe: AgentRecipe, *, episode_id: str, clock: Clock = time.monotonic
-) -> Episode:
+    task: Task, sandbox: Sandbox, policy: Policy, recipe: AgentRecipe, *, episode_id: str,
+    clock: Clock = time.monotonic, services: Services | None = None,
+) -> Episode:  # fmt: skip
     """Play `task` in `sandbox`, which holds its workspace. Machines that break are in the episode, never raised."""
-    play = _Play(task, sandbox, recipe, clock)
+    play = _Play(task, sandbox, recipe, clock, services or Services())
     conversation = list(opening(task, recipe.system))
     outcome: Outcome | None = None
     fault: Fault | None = None
@@ -84,6 +96,7 @@ class _Play:
     sandbox: Sandbox
     recipe: AgentRecipe
     clock: Clock
+    services: Services
     turns: list[Turn] = field(default_factory=list)
     generate_s: float = 0.0
     tools_s: float = 0.0
@@ -94,11 +107,18 @@ class _Play:
     tools: Toolbox = field(init=False)
 
     def __post_init__(self) -> None:
-        self.desk = Desk(task=self.task, sandbox=self.sandbox, finish_needs_pass=self.recipe.finish_needs_pass)
-        self.tools = Toolbox(self.recipe.tools, self.desk, output_chars=self.recipe.tool_output_chars)
+        task, recipe = self.task, self.recipe
+        self.desk = Desk(
+            task=task, sandbox=self.sandbox, finish_needs_pass=recipe.finish_needs_pass, ask=self.services.ask,
+            search=self.services.search, lint_command=recipe.lint_command,
+        )  # fmt: skip
+        self.tools = Toolbox(
+            task.tools or recipe.tools, self.desk, output_chars=recipe.tool_output_chars,
+            strict=recipe.strict if task.strict is None else task.strict, extra=self.services.extra,
+        )  # fmt: skip
 
     async def act(self, reply: Reply) -> tuple[tuple[ToolResult, ...], Outcome | None]:
-        """Carry out a reply's calls in order; the outcome if the episode ends with it."""
+        """Carry out a reply's calls, those that only read side by side; the outcome if the episode ends with it."""
         self.calls_before = self.calls
         if reply.stop is not StopReason.END:
             return (), Outcome.CONTEXT_LIMIT
@@ -106,25 +126,29 @@ class _Play:
             return (), Outcome.STOPPED
         if not reply.calls:
             return (failed(ToolErrorKind.UNEXPECTED_ENVIRONMENT, NOT_PASSED),), self._turns_left()
-        results = []
+        results: list[ToolResult] = []
         outcome: Outcome | None = None
-        for call in reply.calls:
+        for calls in self.tools.together(reply.calls):
             if outcome is not None:
-                results.append(failed(ToolErrorKind.INVALID_ARGUMENTS, "the episode has ended"))
-            elif self.calls == self.recipe.max_calls:
-                outcome = Outcome.TURN_LIMIT
-                results.append(failed(ToolErrorKind.INVALID_ARGUMENTS, "no calls are left"))
-            else:
-                self.calls += 1
-                start = self.clock()
-                self.desk.timeout_s = min(self.recipe.tool_timeout_s, self._wall_limit() - self.tools_s)
+                results += [failed(ToolErrorKind.INVALID_ARGUMENTS, "the episode has ended")] * len(calls)
+                continue
+            allowed = calls[: self.recipe.max_calls - self.calls]
+            self.calls += len(allowed)
+            start = self.clock()
+            self.desk.timeout_s = min(self.recipe.tool_timeout_s, self._wall_limit() - self.tools_s)
+            if allowed:
                 await self._prove_alive()
-                results.append(await self.tools.answer(call))
-                self.tools_s += self.clock() - start
-                if self.desk.is_finished:
-                    outcome = Outcome.FINISHED
-                elif self.tools_s >= self._wall_limit():
-                    outcome = Outcome.TIME_LIMIT
+            results += await self.tools.answer_all(allowed)
+            self.tools_s += self.clock() - start
+            if self.desk.is_finished:
+                outcome = Outcome.FINISHED
+            elif len(allowed) < len(calls):
+                outcome = Outcome.TURN_LIMIT
+                over = len(calls) - len(allowed)
+                results.append(failed(ToolErrorKind.INVALID_ARGUMENTS, "no calls are left"))
+                results += [failed(ToolErrorKind.INVALID_ARGUMENTS, "the episode has ended")] * (over - 1)
+            elif self.tools_s >= self._wall_limit():
+                outcome = Outcome.TIME_LIMIT
         return tuple(results), outcome or self._turns_left()
 
     def record(self, reply: Reply, results: tuple[ToolResult, ...], wall_s: float) -> None:

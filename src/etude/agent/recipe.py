@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from etude.agent.tools import Tool
+from etude.agent.tools import TOOLS
 from etude.config import nearest
 from etude.errors import RecipeError
 
-TOOL_NAMES = tuple(Tool.registry)
+TOOL_NAMES = tuple(TOOLS)
 """Every tool there is."""
+BASIC = ("read_file", "edit_file", "run_tests", "finish")
+"""What the nano knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRecipe:
     """What an episode is given, and where it ends."""
 
-    tools: tuple[str, ...] = TOOL_NAMES
-    """The tools that the agent may call; any other name is answered with an error."""
+    tools: tuple[str, ...] = BASIC
+    """The tools that the agent may call; any other name is answered with an error. A task may name others."""
+    strict: tuple[str, ...] = ()
+    """Tools that take their arguments to the letter. Others take numbers that come as text, and leave out arguments
+    that they do not know."""
+    lint_command: str = ""
+    """The project's own linter, for read_lints; empty: ruff where it is installed, else syntax alone."""
+    search_url: str = ""
+    """Where web_search asks: an address with {query} in it that answers with JSON as SearXNG's does. Empty: the tool is
+    off. It runs on the host, not in the sandbox."""
     system: str = ""
     """Text of the system message; empty: there is none."""
     context_tokens: int = 1024
@@ -46,6 +56,12 @@ class AgentRecipe:
             if name not in TOOL_NAMES:
                 hint = nearest(name, TOOL_NAMES) or f"tools: {', '.join(TOOL_NAMES)}"
                 raise RecipeError(f"agent.tools: unknown tool {name!r}", hint=hint)
+        if unknown := [name for name in self.strict if name not in TOOL_NAMES]:
+            raise RecipeError(f"agent.strict: unknown tool {unknown[0]!r}", hint=nearest(unknown[0], TOOL_NAMES))
+        if "web_search" in self.tools and not self.search_url:
+            raise RecipeError('agent.tools has "web_search" without a backend', hint="set agent.search_url")
+        if self.search_url and "{query}" not in self.search_url:
+            raise RecipeError(f"agent.search_url = {self.search_url!r} has no {{query}} in it")
         if len(set(self.tools)) < len(self.tools) or not self.tools:
             raise RecipeError("agent.tools must name at least one tool, each once", cause=f"tools = {list(self.tools)}")
         if self.finish_needs_pass and "run_tests" not in self.tools:

@@ -1,10 +1,12 @@
-"""Runs inside a sandbox (standard library only): one command, and the end of everything that it started.
+"""Runs inside a sandbox (standard library only): one command, and the end of what it started, unless it may stay.
 
     Fork: a process that has its pipes and limits and waits --start--> foreign code, own process group, no socket
     Run:  loop: feed stdin, drain outputs up to their limits, watch clock, processor, memory
           first process ends or a limit is hit -> kill(-1): all but process 1 -> drain -> answer
 
-Only process 1 and one waiting fork exist between two runs. What it does not do: several runs at once.
+A run that `leaves` kills nothing at its end but its own process group, and that only if it hit a limit: what it started
+in the background lives on, through later runs, until a run goes over its memory or the sandbox ends. Otherwise only
+process 1 and one waiting fork exist between two runs. What it does not do: several runs at once.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from etude.sandbox import inside_child
@@ -64,8 +67,13 @@ class Run:
     """One command, from its first process to the last."""
 
     def __init__(
-        self, fork: Fork, channel: socket.socket, config: Config, header: dict[str, Any], body: memoryview
-    ) -> None:
+        self, fork: Fork, channel: socket.socket, config: Config, header: dict[str, Any], body: memoryview,
+        kept: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
+        """kept: processes that earlier runs left; they and what they start are spared."""
+        self._kept = kept
+        self._leaves = bool(header.get("leaves"))
+        self._is_over = False
         self._channel = channel
         self._config = config
         self._input = body[: header["stdin"]]
@@ -82,7 +90,7 @@ class Run:
     def finish(self) -> tuple[dict[str, Any], list[bytes]]:
         """Errors: EOFError if the host has gone meanwhile."""
         timed_out = self._attend()
-        self._kill_all()
+        self._end_processes()
         for handle, output in self._readers.items():
             while self._drain(handle, output):
                 pass
@@ -117,7 +125,8 @@ class Run:
                 if now >= next_watch:
                     if self._spent_s() > self._timeout_s:
                         return True
-                    if self._config.watch_memory and self._is_over_memory():
+                    if self._config.watch_memory and is_over_memory(self._config.memory_bytes):
+                        self._is_over = True
                         return False
                     next_watch = time.monotonic() + watch_s
                 for handle, events in poll.poll(max(1.0, (min(deadline, next_watch) - now) * 1000)):
@@ -157,15 +166,29 @@ class Run:
         self._truncated |= len(data) > room
         return bool(data)
 
-    def _kill_all(self) -> None:
-        """Every process but this one, and wait until all are gone."""
-        while True:
+    def _end_processes(self) -> None:
+        if self._leaves and not self._is_over:
+            self._end_group()
+        elif self._kept and not self._is_over:
+            self._kill_strangers()
+        else:
+            kill_all(self._reap)
+
+    def _end_group(self) -> None:
+        """If the first process has not ended by itself: it, and all of its process group."""
+        if self._code is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)
-            try:
-                self._reap(os.waitpid(-1, 0))
-            except ChildProcessError:
-                return
+                os.killpg(self._child, signal.SIGKILL)
+            self._reap(os.waitpid(self._child, 0))
+
+    def _kill_strangers(self) -> None:
+        """Everything but what descends from a kept process, and wait until it is gone."""
+        while strangers := _strangers(self._kept):
+            for pid in strangers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            reap_orphans(self._reap)
+            time.sleep(0.001)
 
     def _reap(self, ended: tuple[int, int]) -> None:
         pid, status = ended
@@ -181,23 +204,64 @@ class Run:
                     break
                 os.waitpid(ended.si_pid, 0)
         ticks = 0
-        for text in _read_of_all("stat"):
+        for text in _read_of_all("stat", spared=self._kept):
             fields = text.rpartition(b")")[2].split()
             ticks += sum(map(int, fields[11:15]))
         return ticks / _TICKS + _spent_by_reaped() - self._before
 
-    def _is_over_memory(self) -> bool:
-        resident = sum(int(text.split()[1]) for text in _read_of_all("statm")) * _PAGE
-        if resident <= self._config.memory_bytes:
-            return False
-        # Shared pages were counted once for each process: count them properly before judging.
-        proportional = 0
-        for text in _read_of_all("smaps_rollup", instead="statm"):
-            if b"Pss:" in text:
-                proportional += int(text.partition(b"\nPss:")[2].split()[0]) << 10
-            else:
-                proportional += int(text.split()[1]) * _PAGE
-        return proportional > self._config.memory_bytes
+
+def kill_all(reap: Callable[[tuple[int, int]], None]) -> None:
+    """Every process but this one, and wait until all are gone. `reap` hears of each that is a child."""
+    while True:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        try:
+            reap(os.waitpid(-1, 0))
+        except ChildProcessError:
+            return
+
+
+def reap_orphans(reap: Callable[[tuple[int, int]], None]) -> None:
+    """Children that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            reap(ended)
+
+
+def others() -> frozenset[int]:
+    """All processes but this one."""
+    return frozenset(int(pid) for pid in os.listdir("/proc") if pid.isdigit() and pid != "1")
+
+
+def is_over_memory(limit: int) -> bool:
+    """Whether all processes but this one hold more than `limit` bytes."""
+    resident = sum(int(text.split()[1]) for text in _read_of_all("statm")) * _PAGE
+    if resident <= limit:
+        return False
+    # Shared pages were counted once for each process: count them properly before judging.
+    proportional = 0
+    for text in _read_of_all("smaps_rollup", instead="statm"):
+        if b"Pss:" in text:
+            proportional += int(text.partition(b"\nPss:")[2].split()[0]) << 10
+        else:
+            proportional += int(text.split()[1]) * _PAGE
+    return proportional > limit
+
+
+def _strangers(kept: frozenset[int]) -> list[int]:
+    """Processes without a kept one among their ancestors."""
+    parents = {}
+    for text in _read_of_all("stat"):
+        fields = text.rpartition(b")")[2].split()
+        parents[int(text.partition(b" ")[0])] = int(fields[1])
+    found = []
+    for pid in parents:
+        ancestor = pid
+        while ancestor > 1 and ancestor not in kept:
+            ancestor = parents.get(ancestor, 0)
+        if ancestor <= 1:
+            found.append(pid)
+    return found
 
 
 def _spent_by_reaped() -> float:
@@ -205,11 +269,12 @@ def _spent_by_reaped() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _read_of_all(name: str, instead: str = "") -> list[bytes]:
-    """/proc/PID/`name` of every process but this one. `instead` is read where `name` is kept from us."""
+def _read_of_all(name: str, instead: str = "", spared: frozenset[int] = frozenset()) -> list[bytes]:
+    """/proc/PID/`name` of every process but this one and the `spared`. `instead` is read where `name` is kept from
+    us."""
     texts = []
     for pid in os.listdir("/proc"):
-        if not pid.isdigit() or pid == "1":
+        if not pid.isdigit() or pid == "1" or int(pid) in spared:
             continue
         for which in (name, instead):
             try:

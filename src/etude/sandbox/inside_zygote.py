@@ -1,6 +1,7 @@
 """Runs inside a sandbox as its process 1 (standard library only): answers the host, one question after the other.
 
-    {"op": "run", ...}                                    -> inside_run.py: a fork does it, and ends with all it made
+    {"op": "run", ...}                                    -> inside_run.py: a fork does it, and ends with all it made,
+                                                             or leaves it running
     {"op": "put" | "get" | "list" | "save" | "restore"}   -> inside_files.py
 
 Process 1 of a pid namespace cannot be killed or stopped from inside; it is not dumpable, so nobody inside can look into
@@ -18,9 +19,11 @@ from typing import Any, NoReturn
 
 from etude.sandbox import inside_child
 from etude.sandbox.inside_files import Workspace, encode_error
-from etude.sandbox.inside_run import Fork, Run
+from etude.sandbox.inside_run import Fork, Run, is_over_memory, kill_all, others, reap_orphans
 from etude.sandbox.inside_wire import Config, head_of, read_frame, send_frame
 
+_WATCH_MS = 50
+"""Between two looks at the memory of what runs on between questions, where no cgroup counts it."""
 _IDLE_MS = 3
 """After so long without a question, prepare for the next; a sandbox that is closed after its last answer never does."""
 
@@ -32,19 +35,24 @@ def serve(channel: socket.socket, config: Config) -> NoReturn:
     ask.register(channel, select.POLLIN)
     fork: Fork | None = None
     is_limited = has_run = False
+    kept: frozenset[int] = frozenset()
     with contextlib.suppress(EOFError, ConnectionError):
         send_frame(channel, {"ready": True})
         while True:
             if is_limited and not has_run and fork is None and not ask.poll(_IDLE_MS):
                 fork = Fork(config)
+            while kept and not ask.poll(_WATCH_MS):
+                kept = _look_after(kept, config)
             header, body = read_frame(channel)
             is_limited = True  # the host asks nothing before it has put this process into its cgroup
             try:
                 if header["op"] == "run":
                     if fork is None or not fork.is_waiting():
                         fork = Fork(config)
-                    run, fork, has_run = Run(fork, channel, config, header, body), None, True
+                    run, fork, has_run = Run(fork, channel, config, header, body, kept), None, True
                     answer, bodies = run.finish()
+                    if kept or header.get("leaves"):
+                        kept = others()
                     workspace.mend()
                 elif header["op"] == "save":
                     _save(workspace, channel)
@@ -55,6 +63,14 @@ def serve(channel: socket.socket, config: Config) -> NoReturn:
                 answer, bodies = encode_error(error), []
             send_frame(channel, answer, *bodies)
     os._exit(0)
+
+
+def _look_after(kept: frozenset[int], config: Config) -> frozenset[int]:
+    """What still runs of what was left running."""
+    if config.watch_memory and is_over_memory(config.memory_bytes):
+        kill_all(lambda ended: None)
+    reap_orphans(lambda ended: None)
+    return kept & others()
 
 
 def _save(workspace: Workspace, channel: socket.socket) -> None:

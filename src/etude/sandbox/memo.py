@@ -93,9 +93,11 @@ class MemoSandbox:
         self._materializing = asyncio.Lock()
 
     async def exec(
-        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, env: Mapping[str, str] | None = None
-    ) -> ExecResult:
-        return await (await self._materialize()).exec(argv, stdin=stdin, timeout_s=timeout_s, env=env)
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, env: Mapping[str, str] | None = None,
+        leaves: bool = False,
+    ) -> ExecResult:  # fmt: skip
+        real = await self._materialize()
+        return await real.exec(argv, stdin=stdin, timeout_s=timeout_s, env=env, leaves=leaves)
 
     async def run_python(self, source: str, *, stdin: bytes = b"", timeout_s: float) -> ExecResult:
         if self._real is not None:

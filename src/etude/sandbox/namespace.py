@@ -2,7 +2,7 @@
 
 Its process 1 waits inside (inside_zygote.py); every method is one question over its channel. What a program does wrong
 is in its ExecResult; SandboxDiedError says that the sandbox itself has gone, SandboxError that the machine failed.
-What it does not do: outlive its first death, keep processes between two runs, save memory in a snapshot.
+What it does not do: outlive its first death, save memory in a snapshot.
 """
 
 from __future__ import annotations
@@ -46,24 +46,26 @@ class NamespaceSandbox:
         self._ending: asyncio.Task[None] | None = None
 
     async def exec(
-        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, env: Mapping[str, str] | None = None
-    ) -> ExecResult:
-        """Run a program in /workspace; its whole process tree is killed at the end.
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, env: Mapping[str, str] | None = None,
+        leaves: bool = False,
+    ) -> ExecResult:  # fmt: skip
+        """Run a program in /workspace; its whole process tree is killed at the end, unless it `leaves` it running.
 
         `env` is added to the sandbox's own small environment. `timeout_s` is cut to the recipe's. A program that is
         not there gives exit code 127. Errors: ValueError for an empty argv, SandboxDiedError.
         """
         if not argv:
             raise ValueError("argv is empty")
-        return await self._run([*argv], b"", stdin, timeout_s, env)
+        return await self._run([*argv], b"", stdin, timeout_s, env, leaves=leaves)
 
     async def run_python(self, source: str, *, stdin: bytes = b"", timeout_s: float) -> ExecResult:
         """Run Python source in a fork of the warm interpreter. Errors: SandboxDiedError."""
         return await self._run([], source.encode("utf-8", "surrogatepass"), stdin, timeout_s, None)
 
     async def _run(
-        self, argv: list[str], source: bytes, stdin: bytes, timeout_s: float, env: Mapping[str, str] | None
-    ) -> ExecResult:
+        self, argv: list[str], source: bytes, stdin: bytes, timeout_s: float, env: Mapping[str, str] | None,
+        *, leaves: bool = False,
+    ) -> ExecResult:  # fmt: skip
         timeout_s = min(timeout_s, self._recipe.timeout_s)
         header = {
             "op": "run",
@@ -71,6 +73,7 @@ class NamespaceSandbox:
             "env": {**(env or {})},
             "stdin": len(stdin),
             "timeout_s": timeout_s,
+            "leaves": leaves,
         }
         answer, body = await self.channel.ask(header, stdin, source, timeout_s=timeout_s)
         first, second, _ = itertools.accumulate(answer["sizes"])

@@ -1,0 +1,18 @@
+"""Files by name."""
+
+from __future__ import annotations
+
+from etude.agent.tool import Tool
+from etude.code.globs import matcher
+
+
+class Glob(Tool):
+    """List the files whose path matches a pattern, such as `src/**/*.py`; without a slash any file's name."""
+
+    name = "glob"
+    only_reads = True
+
+    async def run(self, pattern: str) -> str:
+        matches = matcher(pattern)
+        found = [path for path in await self.desk.sandbox.list_files() if matches(path)]
+        return "".join(f"{path}\n" for path in found) or "no file matches"

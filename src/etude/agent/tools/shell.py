@@ -1,0 +1,112 @@
+"""A shell whose folder, variables and functions live on from call to call."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from etude.agent.tool import Tool, ToolError
+from etude.protocols import ExecResult
+from etude.types import ToolErrorKind
+
+LINE_FEED = "\n"
+STATE = "/tmp/.shell"
+"""Inside the sandbox: what a call leaves for the next one."""
+_OWN = "BASH|EUID|PPID|SHELLOPTS|UID|_|FUNCNAME|PIPESTATUS"
+"""Variables that a shell sets for itself."""
+_RUN = f"""
+exec 2>&1
+cd /workspace
+[ -r {STATE}/state ] && . {STATE}/state 2>/dev/null
+__save() {{
+    mkdir -p {STATE}
+    {{
+        declare -p | grep -Ev '^declare -[a-zA-Z]*r|^declare -[-a-zA-Z]+ ({_OWN})' \\
+            | sed -E 's/^declare (-[-a-zA-Z]+) /declare -g \\1 /'
+        declare -f | sed '/^__save ()/,/^}}/d'
+        alias -p
+        shopt -p
+        printf 'cd %q\\n' "$PWD"
+    }} > {STATE}/next 2>/dev/null && mv {STATE}/next {STATE}/state
+}}
+trap __save EXIT
+eval "$1"
+"""
+_START = f"""
+mkdir -p {STATE}
+[ -r {STATE}/state ] && . {STATE}/state 2>/dev/null
+setsid bash -c '(eval "$1"); echo $? > {STATE}/job-'$2'.code' job "$1" > {STATE}/job-$2.out 2>&1 < /dev/null &
+echo $! > {STATE}/job-$2.pid
+"""
+
+
+class Shell(Tool):
+    """Run a command in a shell. The current folder, variables and functions live on in later calls. In the background
+    it goes on after the call: shell_output shows what it wrote, shell_kill ends it."""
+
+    name = "shell"
+    cuts_middle = True
+
+    async def run(
+        self,
+        command: str,
+        timeout_s: Annotated[float, Meta(gt=0, description="seconds until it is killed")] | None = None,
+        background: bool = False,
+    ) -> str:
+        limit = min(timeout_s or self.desk.timeout_s, self.desk.timeout_s)
+        if background:
+            self.desk.jobs += 1
+            argv = ["bash", "-c", _START, "bash", command, str(self.desk.jobs)]
+            await self.desk.sandbox.exec(argv, timeout_s=limit, leaves=True)
+            return f"job {self.desk.jobs} is running"
+        argv = ["bash", "-c", _RUN, "bash", command]
+        done = await self.desk.sandbox.exec(argv, timeout_s=limit, leaves=True)
+        text = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
+        if done.timed_out:
+            shown = self._shown(text)
+            raise ToolError(
+                ToolErrorKind.TIMEOUT, f"killed after {limit:g} s" + (f"; it wrote:\n{shown}" if text else "")
+            )
+        if done.truncated:
+            text += "\n(more was written than is kept)"
+        if done.exit_code == 0:
+            return text
+        return f"{text}{'' if text.endswith(LINE_FEED) or not text else LINE_FEED}(exit code {done.exit_code})"
+
+    @staticmethod
+    def _shown(text: str) -> str:
+        return text if len(text) <= 400 else f"{text[:200]}\n...\n{text[-200:]}"
+
+
+class ShellOutput(Tool):
+    """Show what a background job has written so far, and whether it still runs."""
+
+    name = "shell_output"
+    cuts_middle = True
+
+    async def run(self, job: int) -> str:
+        script = (
+            f"cat {STATE}/job-{job}.out 2>/dev/null; [ -e {STATE}/job-{job}.code ] && cat {STATE}/job-{job}.code >&2"
+        )
+        done = await _of_job(self, job, script)
+        code = done.stderr.decode().strip()
+        state = f"(ended with exit code {code})" if code else "(running)"
+        return f"{done.stdout.decode(errors='replace')}{state}"
+
+
+class ShellKill(Tool):
+    """End a background job."""
+
+    name = "shell_kill"
+
+    async def run(self, job: int) -> str:
+        script = f"kill -KILL -- -$(cat {STATE}/job-{job}.pid) 2>/dev/null; echo killed > {STATE}/job-{job}.code"
+        await _of_job(self, job, script)
+        return "ok"
+
+
+async def _of_job(tool: Tool, job: int, script: str) -> ExecResult:
+    if not 1 <= job <= tool.desk.jobs:
+        raise ToolError(ToolErrorKind.INVALID_ARGUMENTS, f"no job {job}: {tool.desk.jobs} were started")
+    return await tool.desk.sandbox.exec(["bash", "-c", script], timeout_s=tool.desk.timeout_s, leaves=True)
