@@ -41,6 +41,7 @@ HEAVY = {
     "vllm": set(),
     "plotly": {"report"},
     "typer": {"cli"},
+    "httpx2": {"agent"},
 }
 """Who may import what is slow to load."""
 

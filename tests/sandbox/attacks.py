@@ -24,7 +24,8 @@ PROTECTIONS = {
     "process 1": "process 1 of the sandbox cannot be dumped, traced, signalled, or asked for its descriptors",
     "system calls": "a list of allowed ones: no new namespaces, mounts, tracing, io_uring, bpf, keys, foreign sockets",
     "capabilities": "none, the bounding set included, and no new privileges",
-    "end of a run": "every process but process 1 is killed when a run ends",
+    "end of a run": "every process but process 1 is killed when a run ends; where the agent's shell is to leave jobs "
+    "running, they live on inside until the sandbox ends, under the same limits",
     "descriptors": "a program inherits the standard streams and the result pipe, nothing else",
     "paths": "the host's reads and writes are resolved below the workspace by the kernel; only regular files count",
     "memory": "a limit on processes and files together: a cgroup, else a watcher, RLIMIT_DATA and no memory files",
