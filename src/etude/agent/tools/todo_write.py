@@ -10,6 +10,8 @@ from etude.agent.tool import Tool
 
 
 class Status(StrEnum):
+    """How far it is."""
+
     PENDING = "pending"
     IN_PROGRESS = "in_progress"
     DONE = "done"
