@@ -19,7 +19,7 @@ BANDS = (
     ("cli",),
     ("worker", "stages"),
     ("build",),
-    ("roles",),
+    ("roles", "converse"),
     ("report",),
     ("rl",),
     ("bench", "tasks"),

@@ -4,6 +4,7 @@
     +-- RecipeError      a recipe, an option or a file of the user is wrong        exit 2
     +-- ModelError       a model folder is broken or of a family we do not support exit 2
     +-- TaskError        a task file is broken or a task is malformed              exit 2
+    +-- WorkspaceError   a person's folder cannot be read or written as asked      exit 1
     +-- RunError         a run's folder cannot be used as asked                    exit 1
     +-- SandboxError     isolation is missing, or a sandbox's machine broke        exit 1
     |   +-- SandboxDiedError one sandbox ended under its user: see SEMANTICS 6.2 for whose fault that is
@@ -68,6 +69,10 @@ class TaskError(EtudeError, ValueError):
     exit_code = 2
 
 
+class WorkspaceError(EtudeError, ValueError):
+    boundary = "workspace"
+
+
 class RunError(EtudeError, RuntimeError):
     boundary = "run"
 
@@ -119,8 +124,9 @@ class LostRaceError(StoreError):
 BY_NAME: dict[str, type[EtudeError]] = {
     kind.__name__: kind
     for kind in (
-        EtudeError, RecipeError, ModelError, TaskError, RunError, LostRankError, SandboxError, SandboxDiedError,
-        EngineError, RequestError, VersionError, OverloadedError, RewardError, StoreError, MissingError, LostRaceError,
+        EtudeError, RecipeError, ModelError, TaskError, WorkspaceError, RunError, LostRankError, SandboxError,
+        SandboxDiedError, EngineError, RequestError, VersionError, OverloadedError, RewardError, StoreError,
+        MissingError, LostRaceError,
     )
 }  # fmt: skip
 """For `frames`, which carries errors between processes by name."""

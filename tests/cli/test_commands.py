@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-COMMANDS = ("quickstart", "doctor", "tasks", "pretrain", "sft", "rl", "report", "check", "runs", "weights")
+COMMANDS = ("quickstart", "doctor", "tasks", "pretrain", "sft", "rl", "report", "check", "runs", "weights", "agent")
 
 
 def etude(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ time, makes a FAULT. What to do about faults, and grading, is the runner's busin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from etude.agent.prompts import opening
@@ -21,7 +21,7 @@ from etude.agent.toolbox import Toolbox
 from etude.code.diff import unified_diff
 from etude.errors import EngineError, SandboxDiedError, SandboxError
 from etude.protocols import Message, Policy, Reply, Sandbox
-from etude.types import Effort, Episode, Fault, Outcome, StopReason, Task, ToolErrorKind, ToolResult, Turn
+from etude.types import Context, Effort, Episode, Fault, Outcome, StopReason, Task, ToolErrorKind, ToolResult, Turn
 
 Clock = Callable[[], float]
 """Seconds, monotonic."""
@@ -41,6 +41,8 @@ class Services:
     search: Search | None = None
     extra: Mapping[str, Tool] = field(default_factory=dict)
     """Tools that were made for this episode, such as an MCP server's."""
+    watch: Callable[[Reply, Sequence[ToolResult]], Awaitable[None]] | None = None
+    """Hears of every turn."""
 
 
 async def run_episode(
@@ -48,25 +50,11 @@ async def run_episode(
     clock: Clock = time.monotonic, services: Services | None = None,
 ) -> Episode:  # fmt: skip
     """Play `task` in `sandbox`, which holds its workspace. Machines that break are in the episode, never raised."""
-    play = _Play(task, sandbox, recipe, clock, services or Services())
-    conversation = list(opening(task, recipe.system))
-    outcome: Outcome | None = None
+    play = Play(task, sandbox, recipe, clock, services or Services())
     fault: Fault | None = None
     files: Mapping[str, str | None] = {}
     try:
-        while outcome is None:
-            start = clock()
-            reply = await policy.reply(conversation)
-            play.generate_s += clock() - start
-            if reply.effort.turns == 0:  # the window has no room for another reply
-                outcome = Outcome.CONTEXT_LIMIT
-                break
-            results, outcome = await play.act(reply)
-            play.record(reply, results, clock() - start)
-            conversation += [
-                Message(role="assistant", text=reply.text, calls=reply.calls),
-                Message(role="tool", results=results),
-            ]
+        outcome = await play.run(policy, list(opening(task, recipe.system)))
         if play.has_acted:
             files = await changed_files(task, sandbox)
     except (SandboxError, EngineError) as error:
@@ -74,23 +62,12 @@ async def run_episode(
             outcome = Outcome.SANDBOX_DIED
         else:
             outcome, fault = Outcome.FAULT, Fault(boundary=error.boundary, message=str(error))
-    return Episode(
-        episode_id=episode_id,
-        task_id=task.task_id,
-        contexts=policy.contexts(),
-        turns=tuple(play.turns),
-        outcome=outcome,
-        patch=unified_diff(task.workspace, {p: t for p, t in {**task.workspace, **files}.items() if t is not None}),
-        files={path: text for path, text in files.items() if text is not None},
-        effort=sum((turn.effort for turn in play.turns), Effort()),
-        fault=fault,
-        timings={"generate": play.generate_s, "tools": play.tools_s},
-    )
+    return play.episode(episode_id, policy.contexts(), outcome, files, fault)
 
 
 @dataclass(slots=True)
-class _Play:
-    """What an episode has used so far, against its limits."""
+class Play:
+    """An episode while it is played: what it has used so far, against its limits."""
 
     task: Task
     sandbox: Sandbox
@@ -103,6 +80,7 @@ class _Play:
     has_acted: bool = False
     calls: int = 0
     calls_before: int = 0
+    first_turn: int = 0
     desk: Desk = field(init=False)
     tools: Toolbox = field(init=False)
 
@@ -116,6 +94,49 @@ class _Play:
             task.tools or recipe.tools, self.desk, output_chars=recipe.tool_output_chars,
             strict=recipe.strict if task.strict is None else task.strict, extra=self.services.extra,
         )  # fmt: skip
+
+    async def run(self, policy: Policy, conversation: list[Message]) -> Outcome:
+        """Turns until the episode ends; `conversation` grows by them. Errors: SandboxError, EngineError."""
+        outcome: Outcome | None = None
+        while outcome is None:
+            start = self.clock()
+            reply = await policy.reply(conversation)
+            self.generate_s += self.clock() - start
+            if reply.effort.turns == 0:  # the window has no room for another reply
+                return Outcome.CONTEXT_LIMIT
+            results, outcome = await self.act(reply)
+            self.record(reply, results, self.clock() - start)
+            conversation += [
+                Message(role="assistant", text=reply.text, calls=reply.calls),
+                Message(role="tool", results=results),
+            ]
+            if self.services.watch is not None:
+                await self.services.watch(reply, results)
+        return outcome
+
+    def begin_again(self) -> None:
+        """For another request of the same person: turns and calls count anew, and so does the time of the tools."""
+        self.first_turn, self.calls, self.tools_s = len(self.turns), 0, 0.0
+        self.desk.is_finished = False
+
+    def episode(
+        self, episode_id: str, contexts: tuple[Context, ...], outcome: Outcome,
+        files: Mapping[str, str | None], fault: Fault | None,
+    ) -> Episode:  # fmt: skip
+        """files: those that changed, as `changed_files` gives them."""
+        before = self.task.workspace
+        return Episode(
+            episode_id=episode_id,
+            task_id=self.task.task_id,
+            contexts=contexts,
+            turns=tuple(self.turns),
+            outcome=outcome,
+            patch=unified_diff(before, {path: text for path, text in {**before, **files}.items() if text is not None}),
+            files={path: text for path, text in files.items() if text is not None},
+            effort=sum((turn.effort for turn in self.turns), Effort()),
+            fault=fault,
+            timings={"generate": self.generate_s, "tools": self.tools_s},
+        )
 
     async def act(self, reply: Reply) -> tuple[tuple[ToolResult, ...], Outcome | None]:
         """Carry out a reply's calls, those that only read side by side; the outcome if the episode ends with it."""
@@ -177,7 +198,7 @@ class _Play:
 
     def _turns_left(self) -> Outcome | None:
         limit = min(self.recipe.max_turns, self.task.limits.max_turns)
-        return Outcome.TURN_LIMIT if len(self.turns) + 1 >= limit else None
+        return Outcome.TURN_LIMIT if len(self.turns) - self.first_turn + 1 >= limit else None
 
     def _wall_limit(self) -> float:
         return min(self.recipe.wall_s, self.task.limits.wall_s)

@@ -19,7 +19,7 @@ from etude.agent.window import Window
 from etude.data.render import Renderer
 from etude.errors import EngineError, OverloadedError
 from etude.protocols import Engine, GenerateRequest, Message, Reply, TokenChunk
-from etude.types import Context, Effort, Span, StopReason, ToolCall, Version, digest_of
+from etude.types import Context, Effort, Opened, Span, StopReason, ToolCall, Version, digest_of
 
 OVERLOAD_WAIT_S = 120.0
 """So long an overloaded engine is asked again; that is back-pressure, not a fault."""
@@ -51,10 +51,11 @@ class EnginePolicy:
         seed: int | None = None,
         min_step: int | None = None,
         exact: Version | None = None,
+        opened: Opened = Opened.TASK,
     ) -> None:
         self._engine, self._renderer, self._episode_id, self._limits = engine, renderer, episode_id, limits
         self._temperature, self._seed, self._min_step, self._exact = temperature, seed, min_step, exact
-        self._window = Window()
+        self._window, self._opened = Window(), opened
         self._read = 0
         self._turns = 0
 
@@ -101,7 +102,7 @@ class EnginePolicy:
         )
 
     def contexts(self) -> tuple[Context, ...]:
-        return (self._window.context(),) if len(self._window) else ()
+        return (self._window.context(self._opened),) if len(self._window) else ()
 
     async def close(self) -> None:
         """Free the context's KV, also that of a reply that failed. An engine that is gone has nothing to free."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 
+from etude.agent.recipe import TOOL_NAMES
 from etude.protocols import EngineStats
 from etude.rl.samples import oldest_step
-from etude.types import Group
+from etude.types import Group, Scored
 
 
 class BusyClock:
@@ -31,6 +33,22 @@ class BusyClock:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
+
+def tool_counts(members: Sequence[Scored]) -> dict[str, int]:
+    """How often each tool was called, and how often it failed in which way: `calls_TOOL`, `errors_TOOL_KIND`.
+
+    A name that is no tool counts as `unknown_tool`: what a model may write has no end.
+    """
+    counts: Counter[str] = Counter()
+    for member in members:
+        for turn in member.episode.turns:
+            for call, result in zip(turn.calls, turn.results, strict=False):
+                name = call.name if call.name in TOOL_NAMES else "unknown_tool"
+                counts[f"calls_{name}"] += 1
+                if result.error is not None:
+                    counts[f"errors_{name}_{result.error}"] += 1
+    return dict(sorted(counts.items()))
 
 
 def step_row(
@@ -75,6 +93,7 @@ def step_row(
         "engine_swap_pause_s": stats.swap_pause_s,
         "fault_count": sum(len(group.faults) for group in groups),
     }
+    row |= tool_counts(members)
     for name in ("generate", "tools", "sandbox", "grade"):
         row[f"episode_{name}_s"] = fmean(member.episode.timings.get(name, 0.0) for member in members)
     return row | histogram | {f"trainer_{name}" if name in row else name: value for name, value in trained.items()}

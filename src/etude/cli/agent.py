@@ -1,0 +1,128 @@
+"""`etude agent`: the agent on your own folder, in a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.syntax import Syntax
+
+from etude.protocols import Reply
+from etude.types import ToolResult
+
+_LINES = 6
+"""Of a tool's answer that are shown."""
+
+
+class Terminal:
+    """Text as it comes, one line a call, the first lines of its answer, diffs in colour (agent.interactive.Screen)."""
+
+    def __init__(self, *, yes: bool) -> None:
+        self._console = Console(highlight=False)
+        self._yes = yes
+        self._streamed = False
+
+    def text(self, part: str) -> None:
+        """A piece of the reply at hand."""
+        self._console.print(part, end="", markup=False)
+        self._streamed = True
+
+    def reply(self, reply: Reply) -> None:
+        if not self._streamed and reply.text:
+            self._console.print(reply.text, end="", markup=False)
+        if self._streamed or reply.text:
+            self._console.print()
+        self._streamed = False
+
+    def result(self, reply: Reply, results: Sequence[ToolResult]) -> None:
+        for call, answer in zip(reply.calls, results, strict=False):
+            given = " ".join(str(value).split("\n")[0][:60] for value in call.arguments.values())
+            self._console.print(f"[bold cyan]>[/] {call.name} ", end="")
+            self._console.print(given, style="cyan", markup=False)
+            lines = answer.text.rstrip().split("\n")
+            style = "red" if answer.error else "dim"
+            for line in lines[:_LINES]:
+                self._console.print(f"  {line[:160]}", style=style, markup=False)
+            if len(lines) > _LINES:
+                self._console.print(f"  ... {len(lines) - _LINES} more lines", style="dim")
+
+    def diff(self, text: str) -> None:
+        self._console.print(Syntax(text.rstrip(), "diff", theme="ansi_dark", background_color="default"))
+
+    async def ask(self, question: str, options: Sequence[str]) -> str:
+        if self._yes and "yes" in options:
+            return "yes"
+        choice = f" [{'/'.join(options)}]" if options else ""
+        answer = await self.line(f"{question}{choice} ")
+        if not options:
+            return answer
+        return next((option for option in options if answer and option.startswith(answer.lower())), answer)
+
+    async def line(self, prompt: str) -> str:
+        """What the person types; empty at the end of the input."""
+        self._console.print(prompt, end="", style="bold", markup=False)
+        line = await asyncio.to_thread(sys.stdin.readline)
+        return line.strip()
+
+    def say(self, text: str, style: str = "dim") -> None:
+        self._console.print(text, style=style, markup=False)
+
+
+Url = Annotated[str, typer.Option("--url", envvar="OPENAI_BASE_URL", help="An OpenAI-compatible endpoint, to /v1.")]
+Name = Annotated[str, typer.Option("--model", help="The endpoint's model; without --url a local one, or its folder.")]
+Key = Annotated[str, typer.Option("--key", envvar="OPENAI_API_KEY", help="The endpoint's; better in the environment.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the last conversation about this folder.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Write changes into the folder without asking.")]
+Once = Annotated[bool, typer.Option("--once", help="End after the first answer.")]
+Dials = Annotated[list[str] | None, typer.Option("-o", help="A dial of the agent, e.g. -o tool_timeout_s=60.")]
+
+
+def agent(
+    prompt: Annotated[str, typer.Argument(help="What to do; asked for if it is left out.")] = "",
+    repo: Annotated[Path, typer.Option("--repo", help="The folder to work on.")] = Path("."),
+    url: Url = "",
+    model: Name = "",
+    key: Key = "",
+    resume: Resume = False,
+    yes: Yes = False,
+    once: Once = False,
+    override: Dials = None,
+) -> None:
+    """Work on your own folder with the agent that trains here. Changes stay in a sandbox until you say yes."""
+    from etude.converse import open_conversation
+
+    terminal = Terminal(yes=yes)
+
+    async def run() -> None:
+        async with open_conversation(
+            repo,
+            terminal,
+            url=url,
+            model=model,
+            key=key,
+            resume=resume,
+            overrides=override or [],
+            on_text=terminal.text,
+        ) as conversation:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, conversation.interrupt.set)
+            text = prompt or await terminal.line("what shall I do? ")
+            while text:
+                outcome = await conversation.request(text)
+                if outcome is None:
+                    text = await terminal.line("\nstopped. what instead? (empty: end) ")
+                    continue
+                if outcome not in ("stopped", "finished"):
+                    terminal.say(f"ended: {outcome.replace('_', ' ')}", "yellow")
+                if once:
+                    break
+                text = await terminal.line("\nanything else? (empty: end) ")
+            written = await conversation.bring_back()
+            terminal.say(f"written: {', '.join(written)}" if written else "nothing was written")
+
+    asyncio.run(run())

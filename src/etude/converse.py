@@ -1,0 +1,109 @@
+"""A person's folder and an endpoint or a local model -> a conversation (agent/interactive.py), wired.
+
+Everything heavy is imported by the function that needs it: with an endpoint no torch is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from etude import config
+from etude.errors import RecipeError, RunError
+from etude.types import digest_of
+
+if TYPE_CHECKING:
+    from etude.agent.interactive import Conversation, Screen
+    from etude.agent.recipe import AgentRecipe
+    from etude.protocols import Policy
+
+CODING_TOOLS = ("read_file", "edit_file", "apply_patch", "list_dir", "glob", "grep", "shell", "shell_output",
+                "shell_kill", "read_lints", "todo_write", "ask_user")  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def open_conversation(
+    repo: Path, screen: Screen, *, url: str, model: str, key: str, resume: bool, overrides: Sequence[str],
+    on_text: Callable[[str], None],
+) -> AsyncIterator[Conversation]:  # fmt: skip
+    """A conversation about the folder `repo`: an endpoint at `url`, else a local model, answers in it.
+
+    Errors: RecipeError, WorkspaceError, ModelError, SandboxError; RunError if there is nothing to resume.
+    """
+    from etude.agent.interactive import Conversation, read_saved
+    from etude.agent.recipe import AgentRecipe
+    from etude.code.folder import read_folder
+    from etude.sandbox.pool import NamespacePool
+    from etude.sandbox.recipe import SandboxRecipe
+
+    limits = {"tools": list(CODING_TOOLS), "context_tokens": 200_000, "reply_tokens": 16_000, "max_turns": 100,
+              "max_calls": 400, "wall_s": 3600.0, "tool_timeout_s": 120.0, "tool_output_chars": 16_000}  # fmt: skip
+    recipe = config.convert(config.override(limits, overrides), AgentRecipe, where="agent")
+    folder = read_folder(repo)
+    about = state_folder() / "agent" / digest_of(str(folder.path))[:16]
+    kept = max(about.glob("*/"), default=None) if resume else about / time.strftime("%Y%m%d-%H%M%S")
+    if kept is None:
+        raise RunError(f"there is no conversation about {folder.path} yet", hint="leave out --resume")
+    async with (
+        NamespacePool(SandboxRecipe(spares=1, timeout_s=recipe.tool_timeout_s, memory_mb=2048)) as pool,
+        _policies(recipe, url=url, model=model, key=key, on_text=on_text) as make_policy,
+    ):
+        sandbox = await pool.acquire(folder.files)
+        try:
+            conversation = Conversation(folder, sandbox, make_policy, recipe, screen, kept)
+            if resume:
+                await conversation.resume(read_saved(kept))
+            kept.mkdir(parents=True, exist_ok=True)
+            yield conversation
+        finally:
+            await sandbox.close()
+
+
+@contextlib.asynccontextmanager
+async def _policies(
+    recipe: AgentRecipe, *, url: str, model: str, key: str, on_text: Callable[[str], None]
+) -> AsyncIterator[Callable[[int], Policy]]:
+    """What makes a policy for each request of a conversation."""
+    if url:
+        from etude.agent.endpoint import Endpoint, EndpointPolicy
+        from etude.agent.tool import schema
+        from etude.agent.tools import TOOLS
+
+        if not model:
+            raise RecipeError("an endpoint needs the name of a model", hint="--model NAME")
+        endpoint, tools = Endpoint(url=url, model=model, key=key), [schema(TOOLS[name]) for name in recipe.tools]
+        yield lambda number: EndpointPolicy(endpoint, tools, on_text=on_text)
+        return
+    from etude.agent.policy import EnginePolicy, TokenLimits
+    from etude.data.render import open_renderer
+    from etude.inference.recipe import EngineRecipe
+    from etude.inference.torch_engine import TorchEngine
+    from etude.models.load import load_model
+    from etude.models.recipe import model_folder
+    from etude.types import Opened, Version
+
+    path = model or "etude-nano"
+    renderer = open_renderer(model_folder(path), recipe.tools)
+    loaded = await asyncio.to_thread(load_model, path)
+    limits = TokenLimits(
+        context_tokens=min(recipe.context_tokens, loaded.max_context), reply_tokens=recipe.reply_tokens
+    )
+    engine = TorchEngine(loaded, EngineRecipe(max_concurrent=1))
+    await engine.set_version(Version(incarnation=1, n=0, step=0))
+    try:
+        yield lambda number: EnginePolicy(
+            engine, renderer, episode_id=f"request-{number}", limits=limits,
+            opened=Opened.RERENDER if number else Opened.TASK,
+        )  # fmt: skip
+    finally:
+        await engine.close()
+
+
+def state_folder() -> Path:
+    """Where Etude keeps what belongs to a person and to no run."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "etude"
