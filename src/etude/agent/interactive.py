@@ -110,6 +110,7 @@ class Conversation:
         self._contexts: list[Context] = []
         self._requests = 0
         self._shown: Mapping[str, str | None] = {}
+        self._last_diff = ""
         task = Task.make(
             prompt="", workspace=folder.files, verifier=IOChecks(path="", checks=()), category="folder",
             source={"folder": str(folder.path)}, limits=Limits(max_turns=recipe.max_turns, wall_s=recipe.wall_s),
@@ -148,7 +149,8 @@ class Conversation:
         changes = await self.changes()
         if not changes:
             return []
-        self._screen.diff(diff_of(self.folder.files, changes))
+        if (whole := diff_of(self.folder.files, changes)) != self._last_diff:
+            self._screen.diff(whole)
         count = f"{len(changes)} file{'s' if len(changes) > 1 else ''}"
         answer = await self._screen.ask(f"write {count} into {self.folder.path}?", ("yes", "no"))
         return apply_changes(self.folder, changes) if answer == "yes" else []
@@ -178,7 +180,8 @@ class Conversation:
         if changes != self._shown:
             before = {**self.folder.files, **{path: text for path, text in self._shown.items() if text is not None}}
             newly = {path: text for path, text in changes.items() if self._shown.get(path, "") != text}
-            self._screen.diff(diff_of(before, newly))
+            self._last_diff = diff_of(before, newly)
+            self._screen.diff(self._last_diff)
             self._shown = changes
         if self.interrupt.is_set():
             raise _InterruptedError

@@ -42,9 +42,11 @@ class Terminal:
 
     def result(self, reply: Reply, results: Sequence[ToolResult]) -> None:
         for call, answer in zip(reply.calls, results, strict=False):
-            given = " ".join(str(value).split("\n")[0][:60] for value in call.arguments.values())
+            first = str(next(iter(call.arguments.values()), ""))
+            given = " ; ".join(line for line in first.split("\n") if line.strip())
+            room = max(20, self._console.width - len(call.name) - 4)
             self._console.print(f"[bold cyan]>[/] {call.name} ", end="")
-            self._console.print(given, style="cyan", markup=False)
+            self._console.print(given if len(given) <= room else f"{given[: room - 3]}...", style="cyan", markup=False)
             lines = answer.text.rstrip().split("\n")
             style = "red" if answer.error else "dim"
             for line in lines[:_LINES]:
