@@ -6,6 +6,7 @@ import threading
 from datetime import timedelta
 
 from etude.train.corrections import Correction
+from etude.train.kl import KL
 from etude.train.lead import follow
 from etude.train.ranks import Ranks
 from etude.train.recipe import TrainRecipe
@@ -19,14 +20,18 @@ from tiny import tiny_model
 PATIENCE = timedelta(minutes=1)
 
 
-def trainer_of(ranks: Ranks, family: str, publish_dtype: str = "float32", micro_batch_tokens: int = 40) -> Trainer:
+def trainer_of(
+    ranks: Ranks, family: str, publish_dtype: str = "float32", micro_batch_tokens: int = 40, kl: float = 0.0
+) -> Trainer:
     recipe = TrainRecipe(lr=1e-2, output_scale_rate=2.0, micro_batch_tokens=micro_batch_tokens)
     correction = Correction(kind="truncated", clip=2.0)
-    return Trainer(tiny_model(family), recipe, publish_dtype=publish_dtype, correction=correction, ranks=ranks)
+    return Trainer(
+        tiny_model(family), recipe, publish_dtype=publish_dtype, correction=correction, ranks=ranks, kl=KL(coef=kl)
+    )
 
 
-def serve(ranks: Ranks, family: str, publish_dtype: str = "float32") -> None:
-    follow(trainer_of(ranks, family, publish_dtype))
+def serve(ranks: Ranks, family: str, publish_dtype: str = "float32", kl: float = 0.0) -> None:
+    follow(trainer_of(ranks, family, publish_dtype, kl=kl))
 
 
 def serve_publishing(ranks: Ranks, family: str, publish_dtype: str, url: str) -> None:

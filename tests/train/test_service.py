@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from etude.errors import LostRaceError, RunError
+from etude.errors import LostRaceError, MissingError, RunError
 from etude.frames import Client, Server, read_file, write_file
 from etude.train.checkpoint import Checkpoints
 from etude.train.client import TrainerClient
 from etude.train.corrections import Correction
+from etude.train.kl import KL
 from etude.train.recipe import TrainRecipe
 from etude.train.service import TrainerService, open_trainer
 from etude.train.step import Trainer
@@ -29,12 +30,15 @@ from tiny import tiny_model
 from train.batches import make_batch
 
 
-def start(run: Path, store: Store, *, every: int = 3, publish_dtype: str = "float32") -> TrainerService:
+def start(
+    run: Path, store: Store, *, every: int = 3, publish_dtype: str = "float32", reference: str = ""
+) -> TrainerService:
     recipe = TrainRecipe(lr=1e-3, micro_batch_tokens=60)
-    trainer = Trainer(tiny_model("qwen3_moe"), recipe, publish_dtype=publish_dtype, correction=Correction())
+    kl = KL(coef=0.5 if reference else 0.0)
+    trainer = Trainer(tiny_model("qwen3_moe"), recipe, publish_dtype=publish_dtype, correction=Correction(), kl=kl)
     return open_trainer(
         trainer, store=store, checkpoints=run / "checkpoints", checkpoint_every=every,
-        weights=WeightsRecipe(publish_dtype=publish_dtype),
+        weights=WeightsRecipe(publish_dtype=publish_dtype), reference=reference,
     )  # fmt: skip
 
 
@@ -224,3 +228,38 @@ def test_kill_minus_nine_before_and_after_a_checkpoint_ends_in_the_same_weights(
     tensors = dict(saved.load(saved.names()[-1]).tensors)
     assert tensors.pop("updates") == 6
     assert same(weights(straight), tensors)
+
+
+@pytest.mark.parametrize("publish_dtype", ["float32", "bfloat16"])
+def test_the_reference_is_the_first_version_also_after_a_kill(tmp_path: Path, publish_dtype: str) -> None:
+    store, paths = open_store("memory://"), write_batches(tmp_path, 4)
+    service = start(tmp_path, store, every=2, publish_dtype=publish_dtype, reference="start")
+    rows = [service.step(read_file(path, Batch)) for path in paths[:2]]
+    service.finish()
+    (pinned,) = [pin.version for pin in pins(store) if pin.name == "reference"]
+    assert (pinned.name, pinned.step) == ("1.0", 0)
+    assert abs(rows[0]["kl_k1"]) < 1e-3 < abs(rows[1]["kl_k1"])
+    again = start(tmp_path, store, every=2, publish_dtype=publish_dtype, reference="start")
+    assert [pin.version for pin in pins(store) if pin.name == "reference"] == [pinned]
+    whole = start(tmp_path / "whole", open_store("memory://"), every=9, publish_dtype=publish_dtype, reference="start")
+    for path in paths[:2]:
+        whole.step(read_file(path, Batch))
+    for path in paths[2:]:
+        ours, theirs = again.step(read_file(path, Batch)), whole.step(read_file(path, Batch))
+        assert ours["kl_k1"] == theirs["kl_k1"]
+    assert same(weights(again), weights(whole))
+    again.close()
+    whole.close()
+
+
+def test_a_reference_may_be_any_version_by_name_and_one_that_is_gone_is_named(tmp_path: Path) -> None:
+    store, paths = open_store("memory://"), write_batches(tmp_path, 2)
+    service = start(tmp_path, store, every=1)
+    service.step(read_file(paths[0], Batch))
+    head = service.finish().version
+    service.close()
+    near = start(tmp_path, store, reference=head.name)
+    assert abs(near.step(read_file(paths[1], Batch))["kl_k1"]) < 1e-5
+    near.close()
+    with pytest.raises(MissingError, match=r"9\.9"):
+        start(tmp_path, store, reference="9.9")

@@ -11,6 +11,7 @@ import pytest
 
 from etude.errors import RunError
 from etude.train.lead import Lead
+from etude.train.optimizer import to_stored
 from etude.train.ranks import Ranks, together
 from etude.train.service import open_trainer
 from etude.types import Batch
@@ -30,9 +31,9 @@ what that does to a gradient of nearly 0."""
 
 
 @contextmanager
-def led(count: int, family: str, publish_dtype: str = "float32") -> Iterator[Lead]:
-    with together(count, serve, family, publish_dtype) as ranks:
-        lead = Lead(trainer_of(ranks, family, publish_dtype))
+def led(count: int, family: str, publish_dtype: str = "float32", kl: float = 0.0) -> Iterator[Lead]:
+    with together(count, serve, family, publish_dtype, kl) as ranks:
+        lead = Lead(trainer_of(ranks, family, publish_dtype, kl=kl))
         yield lead
         lead.close()
 
@@ -47,6 +48,19 @@ def assert_close(one: Mapping[str, Stored], other: Mapping[str, Stored]) -> None
     gaps = np.concatenate([np.abs(stored.array - other[name].array).ravel() for name, stored in one.items()])
     assert np.quantile(gaps, 0.999) < TOLERANCE
     assert gaps.max() < WORST
+
+
+def test_two_ranks_are_held_near_a_reference_as_one_is() -> None:
+    family = "qwen3_moe"
+    start = {name: to_stored(tensor) for name, tensor in tiny_model(family).hub_tensors().items()}
+    with led(1, family, kl=0.5) as one, led(2, family, kl=0.5) as two:
+        for lead in (one, two):
+            lead.set_reference(start)
+        for batch in batches(family):
+            mine, theirs = two.train(batch), one.train(batch)
+            for name in ("kl_k1", "route_overlap", "loss", "grad_norm"):
+                assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
+        assert_close(two.published(), one.published())
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "deepseek_v3"])

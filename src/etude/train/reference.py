@@ -55,7 +55,7 @@ class Reference:
     def load(self, tensors: Mapping[str, Stored]) -> None:
         """The version's tensors by hub name; once. Errors: ModelError if they do not fit the model."""
         views = self._model.hub_tensors()
-        given = {name: from_stored(stored) for name, stored in tensors.items()}
+        given = {name: from_stored(Stored(stored.dtype, stored.array.copy())) for name, stored in tensors.items()}
         self._model.assign(
             {name: tensor.to(views[name].dtype) if name in views else tensor for name, tensor in given.items()}
         )

@@ -141,12 +141,15 @@ class Trainer:
         tally.seconds["pack"] = time.perf_counter() - start
         terms, seen = self._look(batch, packed.micro_batches)
         tally.lap("look")
-        self._objective.routes.counts.zero_()  # what a look replayed is replayed again
+        routes = self._objective.routes.counts
+        routes.zero_()  # what a look replayed is replayed again
         self.masters.zero_grad()
         for number, is_mine in self.ranks.turns(len(packed.micro_batches)):
-            micro, weighs = packed.micro_batches[number], terms[number]
+            micro, weighs, counted = packed.micro_batches[number], terms[number], routes.clone()
             self._backward(micro, weighs, batch.denominator, tally, number if is_mine else None)
-        tally.join(self.ranks, self._objective.routes.counts)
+            if not is_mine:
+                routes.copy_(counted)
+        tally.join(self.ranks, routes)
         norm = self.masters.step(batch.rate)
         tally.lap("optimize")
         row = self._row(batch, packed, tally, is_current) | seen | {"grad_norm": norm}
