@@ -5,7 +5,8 @@
     python studies/learning.py --table                  # only the table of what is there; --plot FILE.svg draws it
     python studies/learning.py --smoke                  # every arm for seconds: that the study runs, not what it says
 
-    long            30 minutes, asynchronous, also on the tasks that the start never solved in four attempts
+    long            30 minutes, asynchronous, half the learning rate (at the quickstart's, a run four times as long may
+                    break down), also on the tasks that the start never solved in four attempts
     async           10 minutes, asynchronous                            synchronous  10 minutes, max_staleness = 0
     rejection       10 minutes, rejection-sampling SFT
     shuffled        10 minutes, rewards dealt out at random: must not improve
@@ -22,7 +23,7 @@ from arms import Arm, main
 
 TEN, THIRTY = "budget.wall_s=600", "budget.wall_s=1800"
 ARMS = {
-    "long": Arm(3, (THIRTY, "tasks.solve_rate=[0,0.75]")),
+    "long": Arm(3, (THIRTY, "tasks.solve_rate=[0,0.75]", "train.lr=1e-4", "train.output_scale_rate=100")),
     "async": Arm(3, (TEN,)),
     "synchronous": Arm(3, (TEN, "rl.max_staleness=0")),
     "rejection": Arm(3, (TEN, "rl.credit=rejection")),
