@@ -71,6 +71,12 @@ def tokens_of(work: Mapping[str, Any]) -> int:
 # Ours
 
 
+def _load(path: str) -> Model:
+    """The model, loaded with one thread: the engine's own thread alone is to have helpers (rl/processes.py)."""
+    torch.set_num_threads(1)
+    return load_model(path)
+
+
 async def _etude(model: Model, work: Mapping[str, Any]) -> tuple[float, list[tuple[np.ndarray, np.ndarray]]]:
     """Seconds, and (ids, log-probs) of the first conversation's last window."""
     engine = TorchEngine(model, EngineRecipe(threads=THREADS, max_concurrent=128))
@@ -105,13 +111,13 @@ async def _etude(model: Model, work: Mapping[str, Any]) -> tuple[float, list[tup
 
 
 def etude(path: str, work: Mapping[str, Any]) -> dict[str, float]:
-    seconds, _ = asyncio.run(_etude(load_model(path), work))
+    seconds, _ = asyncio.run(_etude(_load(path), work))
     return {"tokens_per_s": tokens_of(work) / seconds}
 
 
 def check_outputs(path: str, work: Mapping[str, Any]) -> float:
     """Largest difference of a log-prob from a plain forward. Errors: SystemExit if it is not small."""
-    _, checked = asyncio.run(_etude(load_model(path), work))
+    _, checked = asyncio.run(_etude(_load(path), work))
     network = _transformers(path)
     worst = 0.0
     for ids, logprobs in checked:

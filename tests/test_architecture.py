@@ -56,6 +56,7 @@ BROAD = {
     "inference/torch_engine.py": 1,  # the engine's thread: whatever ended it, every caller must hear of it
     "roles.py": 1,  # whatever ended a worker's job, the process ends, and is replaced
     "agent/toolbox.py": 1,  # a bug in a tool is data for the agent and counted as `unknown`
+    "data/families.py": 1,  # whatever a model sampled, and whatever the package makes of it, is data
     "sandbox/pool.py": 1,  # a task of its own: whoever waits for the sandbox must hear of it
     "tasks/probe.py": 2,  # runs functions of foreign packages, inside the sandbox
     "sandbox/iorunner.py": 1,  # runs an agent's code, inside the sandbox

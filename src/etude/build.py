@@ -109,7 +109,9 @@ def resume_run(run: Path) -> dict[str, Any]:
 async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str, Any]:
     from etude.agent.policy import TokenLimits, engine_policies
     from etude.agent.runner import Runner
-    from etude.data.render import open_renderer
+    from etude.agent.tool import schema
+    from etude.agent.tools import TOOLS
+    from etude.data.formats import open_renderer
     from etude.metrics import JsonlRecorder
     from etude.models.recipe import model_folder
     from etude.rewards.combine import score
@@ -124,12 +126,13 @@ async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str
     from etude.tasks.rates import choose, load_rates
     from etude.weights.store import open_store
 
-    renderer = open_renderer(model_folder(stage.model.path), stage.agent.tools)
+    schemas = [schema(TOOLS[name]) for name in stage.agent.tools]
+    renderer = open_renderer(model_folder(stage.model.path), schemas, thinking=stage.agent.thinking)
     train_tasks, heldout_tasks = load_tasks(stage.tasks.train), load_tasks(stage.tasks.heldout)
     if stage.tasks.solve_rate != (0.0, 1.0):
         train_tasks = choose(train_tasks, load_rates(stage.tasks.rates), stage.tasks.solve_rate)
     store = open_store(stage.weights.url(folder.path))
-    workers = Workers(folder.path, threads={"trainer": stage.train.threads, "engine": stage.engine.threads})
+    workers = Workers(folder.path)
     recorder = JsonlRecorder(folder.path / "metrics.jsonl")
     try:
         async with NamespacePool(stage.sandbox) as sandboxes:

@@ -69,18 +69,20 @@ async def _policies(
     recipe: AgentRecipe, *, url: str, model: str, key: str, on_text: Callable[[str], None]
 ) -> AsyncIterator[Callable[[int], Policy]]:
     """What makes a policy for each request of a conversation."""
+    from etude.agent.tool import schema
+    from etude.agent.tools import TOOLS
+
+    tools = [schema(TOOLS[name]) for name in recipe.tools]
     if url:
         from etude.agent.endpoint import Endpoint, EndpointPolicy
-        from etude.agent.tool import schema
-        from etude.agent.tools import TOOLS
 
         if not model:
             raise RecipeError("an endpoint needs the name of a model", hint="--model NAME")
-        endpoint, tools = Endpoint(url=url, model=model, key=key), [schema(TOOLS[name]) for name in recipe.tools]
+        endpoint = Endpoint(url=url, model=model, key=key)
         yield lambda number: EndpointPolicy(endpoint, tools, on_text=on_text)
         return
     from etude.agent.policy import EnginePolicy, TokenLimits
-    from etude.data.render import open_renderer
+    from etude.data.formats import open_renderer
     from etude.inference.recipe import EngineRecipe
     from etude.inference.torch_engine import TorchEngine
     from etude.models.load import load_model
@@ -88,7 +90,7 @@ async def _policies(
     from etude.types import Opened, Version
 
     path = model or "etude-nano"
-    renderer = open_renderer(model_folder(path), recipe.tools)
+    renderer = open_renderer(model_folder(path), tools, thinking=recipe.thinking)
     loaded = await asyncio.to_thread(load_model, path)
     limits = TokenLimits(
         context_tokens=min(recipe.context_tokens, loaded.max_context), reply_tokens=recipe.reply_tokens

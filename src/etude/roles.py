@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,10 @@ async def handlers_of(run: Path, stage: RLStage, role: str, stack: contextlib.As
     """What the process of this role serves. Errors: RunError for an unknown role."""
     kind = role.partition("-")[0]
     if kind == "trainer":
-        return await asyncio.to_thread(_trainer, run, stage, stack)
+        # One thread for all of it: torch's helper threads belong to the thread that computed first, and those of two
+        # are more than there are cores, so that they sleep between operations.
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+        return await asyncio.get_running_loop().run_in_executor(thread, _trainer, run, stage, stack, thread)
     if kind in ("engine", "eval"):
         return await _engine(run, stage, role, stack, follows=kind == "engine")
     raise RunError(f"no worker role {role!r}", hint="trainer, engine, eval-N")
@@ -75,7 +79,9 @@ def new_trainer(stage: RLStage, ranks: Ranks | None = None) -> Trainer:
     )  # fmt: skip
 
 
-def _trainer(run: Path, stage: RLStage, stack: contextlib.AsyncExitStack) -> dict[str, Handler]:
+def _trainer(
+    run: Path, stage: RLStage, stack: contextlib.AsyncExitStack, thread: ThreadPoolExecutor
+) -> dict[str, Handler]:
     from etude.train.launch import PATIENCE, joined
     from etude.train.ranks import Ranks
     from etude.train.service import open_trainer
@@ -90,6 +96,7 @@ def _trainer(run: Path, stage: RLStage, stack: contextlib.AsyncExitStack) -> dic
         weights=stage.weights,
         peers=ranks.beside(PATIENCE),
         reference=stage.rl.kl.reference if stage.rl.kl.coef else "",
+        thread=thread,
     )
     stack.callback(trainer.close)
     return trainer.handlers()

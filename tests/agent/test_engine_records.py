@@ -28,7 +28,7 @@ class AnyReplyReads:
     def open(self, messages: Sequence[Message]) -> np.ndarray:
         return random_ids(20, vocab=VOCAB).numpy()
 
-    def results(self, results: Sequence[ToolResult]) -> np.ndarray:
+    def follow(self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]) -> np.ndarray:
         return random_ids(5, vocab=VOCAB, seed=1).numpy()
 
     def parse(self, tokens: Sequence[int] | np.ndarray) -> Parsed:

@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -255,3 +257,36 @@ def test_a_script_goes_on_with_silence() -> None:
         return [(await scripted.reply(OPEN)).text for _ in range(2)]
 
     assert in_loop(run()) == ["one", ""]
+
+
+class Forgetful(TextRenderer):
+    """A format that cannot go on after a reply that speaks of `again`."""
+
+    def follow(
+        self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]
+    ) -> np.ndarray | None:
+        return None if "again" in reply.text else super().follow(window, start, reply, results)
+
+
+def test_where_a_format_cannot_go_on_a_new_context_opens_and_says_why() -> None:
+    engine = ScriptedEngine([spoken("look again", READ), spoken("and look", READ), spoken("bye")])
+    the_policy = EnginePolicy(engine, Forgetful(), episode_id="e", limits=WIDE)
+
+    async def run() -> list[Reply]:
+        conversation, replies = list(OPEN), []
+        for _ in range(3):
+            replies.append(await the_policy.reply(conversation))
+            conversation += grown(replies[-1], "seen")
+        await the_policy.close()
+        return replies
+
+    first, second, third = in_loop(run())
+    assert [request.context_id for request in engine.requests] == ["e", "e#1", "e#1"]
+    opened = ids("[user]hi[assistant]look again[tool][assistant]")
+    assert list(engine.requests[1].ids) == opened
+    assert [context.opened for context in the_policy.contexts()] == [Opened.TASK, Opened.RERENDER]
+    assert [len(context.ids) for context in the_policy.contexts()] == [
+        len(ids(PROMPT) + spoken("look again", READ)), len(engine.requests[2].ids) + len(spoken("bye")),
+    ]  # fmt: skip
+    assert [reply.span.context for reply in (first, second, third) if reply.span] == [0, 1, 1]
+    assert engine.forgotten == ["e", "e#1"]

@@ -24,7 +24,7 @@ class TextRenderer:
     def open(self, messages: Sequence[Message]) -> np.ndarray:
         return np.array(ids("".join(f"[{message.role}]{message.text}" for message in messages) + "[assistant]"))
 
-    def results(self, results: Sequence[ToolResult]) -> np.ndarray:
+    def follow(self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]) -> np.ndarray:
         return np.array(ids("".join(f"[tool]{result.text}" for result in results) + "[assistant]"))
 
     def parse(self, tokens: Sequence[int] | np.ndarray) -> Parsed:

@@ -123,6 +123,24 @@ def test_ctrl_c_stops_the_reply_and_what_is_said_instead_goes_on(repo: Path) -> 
     assert [message["content"] for message in server.requests[1]["messages"][2:]] == ["do it otherwise"]
 
 
+def test_ctrl_c_at_a_question_ends_the_program_and_the_conversation_is_kept(repo: Path) -> None:
+    with endpoint([calls(EDIT), says("Done.")]) as server:
+        process = start(server, repo, "make it two")
+        deadline = time.monotonic() + 30
+        while not list((repo.parent / "state").glob("**/episode.mp")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        _, err = process.communicate()
+    assert "Traceback" not in err
+    assert (repo / "a.py").read_text() == "x = 1\n"
+    with endpoint([says("As before.")]) as server:
+        code, _, _ = run(server, repo, "well?", "--resume", "--once", "--yes")
+    assert code == 0
+    assert (repo / "a.py").read_text() == "x = 2\n"
+
+
 def test_a_file_that_changed_meanwhile_and_git_hooks_are_not_written(repo: Path) -> None:
     hook = ("shell", {"command": "mkdir -p .git/hooks && echo evil > .git/hooks/pre-commit"})
     with endpoint([calls(hook), says("Done.")]) as server:

@@ -27,7 +27,7 @@ def play(tmp_path: Path, body: Callable[[Workers], Awaitable[None]]) -> Workers:
     folder = RunFolder.create(tmp_path / "run", stage="rl", recipe=recipe, seed=0)
 
     async def run() -> Workers:
-        workers = Workers(folder.path, threads={})
+        workers = Workers(folder.path)
         try:
             await body(workers)
         finally:

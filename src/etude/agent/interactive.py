@@ -11,6 +11,7 @@ can be taken up again. What it does not do: draw (a Screen does), or talk to a t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from etude.agent.recipe import AgentRecipe
 from etude.agent.tool import Search
 from etude.code.diff import unified_diff
 from etude.code.folder import Folder, apply_changes
-from etude.errors import RunError
+from etude.errors import RunError, SandboxError
 from etude.frames import read_file, write_file
 from etude.protocols import Message, Policy, Reply, Sandbox
 from etude.types import FORMAT, Context, Episode, IOChecks, Limits, Noun, Outcome, Task, ToolResult
@@ -106,6 +107,8 @@ class Conversation:
         )
         self.interrupt = asyncio.Event()
         """Set it to stop the reply at hand."""
+        self.is_busy = False
+        """Whether there is one."""
         self.messages: list[Message] = []
         self._contexts: list[Context] = []
         self._requests = 0
@@ -131,11 +134,13 @@ class Conversation:
         self._play.begin_again()
         policy = _Interruptible(self._make_policy(self._requests), self.interrupt)
         self._requests += 1
+        self.is_busy = True
         try:
             return await self._play.run(policy, self.messages)
         except _InterruptedError:
             return None
         finally:
+            self.is_busy = False
             self._contexts += policy.contexts()
             await asyncio.shield(policy.close())
             await self.save()
@@ -157,7 +162,9 @@ class Conversation:
 
     async def save(self) -> None:
         """Keep the conversation, and the episode so far."""
-        changes = await self.changes() if self._play.has_acted else dict(self._shown)
+        changes = dict(self._shown)
+        with contextlib.suppress(SandboxError):  # a sandbox that died took with it what was not shown yet
+            changes = await self.changes() if self._play.has_acted else changes
         saved = Saved(folder=str(self.folder.path), conversation=tuple(self.messages), changes=changes)
         write_file(self._kept / "conversation.mp", saved)
         write_file(self._kept / "episode.mp", self.episode(changes))

@@ -2,10 +2,11 @@
 
 EnginePolicy keeps the window as the engine saw and sampled it, and never spells anything again:
 
-    renderer.open --ids--> engine.generate --reply ids--> window + renderer.results --ids--> engine.generate ...
+    renderer.open --ids--> engine.generate --reply ids--> window + renderer.follow --ids--> engine.generate ...
+                                                               `-- cannot: a new window, renderer.open (rerender)
 
-Per sampled token it records log-prob and version, per context the KV epochs and routes (window.py); all of it leaves as
-one `Context`. What it does not do: carry out calls, or judge what was said.
+Per sampled token it records log-prob and version, per context the KV epochs and routes (window.py); each window leaves
+as one `Context`. What it does not do: carry out calls, or judge what was said.
 """
 
 from __future__ import annotations
@@ -55,13 +56,25 @@ class EnginePolicy:
     ) -> None:
         self._engine, self._renderer, self._episode_id, self._limits = engine, renderer, episode_id, limits
         self._temperature, self._seed, self._min_step, self._exact = temperature, seed, min_step, exact
-        self._window, self._opened = Window(), opened
+        self._windows = [(Window(), opened)]
         self._read = 0
         self._turns = 0
+        self._start = 0
+        """Where the last reply begins."""
+
+    @property
+    def _window(self) -> Window:
+        return self._windows[-1][0]
+
+    @property
+    def _context_id(self) -> str:
+        number = len(self._windows) - 1
+        return f"{self._episode_id}#{number}" if number else self._episode_id
 
     async def reply(self, conversation: Sequence[Message]) -> Reply:
         """The next turn; one of zero turns, which nothing was sampled for, where the limits leave no room."""
-        new_ids = self._next_ids(conversation)
+        length = len(self._window)
+        new_ids = await self._next_ids(conversation)
         start = len(self._window) + len(new_ids)
         room = min(self._limits.context_tokens - start, self._limits.reply_tokens)
         if self._limits.sampled_tokens is not None:
@@ -73,7 +86,7 @@ class EnginePolicy:
         self._read = len(conversation)
         request = GenerateRequest(
             request_id=f"{self._episode_id}/{self._turns}",
-            context_id=self._episode_id,
+            context_id=self._context_id,
             ids=self._window.ids(),
             max_new_tokens=room,
             stop_ids=self._renderer.stop_ids,
@@ -82,8 +95,9 @@ class EnginePolicy:
             min_step=self._min_step,
             exact=self._exact,
         )
+        self._start = start
         stop = await self._sample(request)
-        output_tokens = len(new_ids) if self._turns else 0
+        output_tokens = max(0, start - length) if self._turns else 0
         self._turns += 1
         parsed = self._renderer.parse(self._window.ids()[start:])
         return Reply(
@@ -98,27 +112,33 @@ class EnginePolicy:
                 calls=len(parsed.calls),
                 turns=1,
             ),
-            span=Span(context=0, start=start, end=len(self._window)),
+            span=Span(context=len(self._windows) - 1, start=start, end=len(self._window)),
         )
 
     def contexts(self) -> tuple[Context, ...]:
-        return (self._window.context(self._opened),) if len(self._window) else ()
+        return tuple(window.context(opened) for window, opened in self._windows if len(window))
 
     async def close(self) -> None:
         """Free the context's KV, also that of a reply that failed. An engine that is gone has nothing to free."""
         if len(self._window):
             with contextlib.suppress(EngineError):
-                await self._engine.forget(self._episode_id)
+                await self._engine.forget(self._context_id)
 
-    def _next_ids(self, conversation: Sequence[Message]) -> list[int]:
-        """The ids that the conversation's new messages add. It must extend what was there before."""
+    async def _next_ids(self, conversation: Sequence[Message]) -> list[int]:
+        """The ids that the conversation's new messages add to the window, which is a new one if the format says so."""
         if not self._turns:
             return [int(token) for token in self._renderer.open(conversation)]
         new = conversation[self._read :]
         if [message.role for message in new] != ["assistant", "tool"]:
             roles = ", ".join(message.role for message in new)
             raise ValueError(f"a conversation goes on with the reply and its results, not with: {roles or 'nothing'}")
-        return [int(token) for token in self._renderer.results(new[1].results)]
+        ids = self._renderer.follow(self._window.ids(), self._start, new[0], new[1].results)
+        if ids is None:
+            with contextlib.suppress(EngineError):
+                await self._engine.forget(self._context_id)
+            self._windows.append((Window(), Opened.RERENDER))
+            ids = self._renderer.open(conversation)
+        return [int(token) for token in ids]
 
     async def _sample(self, request: GenerateRequest) -> StopReason:
         """Stream one reply into the window."""

@@ -28,6 +28,9 @@ class AgentRecipe:
     search_url: str = ""
     """Where web_search asks: an address with {query} in it that answers with JSON as SearXNG's does. Empty: the tool is
     off. It runs on the host, not in the sandbox."""
+    thinking: str = "keep"
+    """What becomes of earlier thinking where a chat format has it: `keep` it where it was sampled, or `drop` it as the
+    family's template does, which opens a new context."""
     system: str = ""
     """Text of the system message; empty: there is none."""
     context_tokens: int = 1024
@@ -56,6 +59,8 @@ class AgentRecipe:
             if name not in TOOL_NAMES:
                 hint = nearest(name, TOOL_NAMES) or f"tools: {', '.join(TOOL_NAMES)}"
                 raise RecipeError(f"agent.tools: unknown tool {name!r}", hint=hint)
+        if self.thinking not in ("keep", "drop"):
+            raise RecipeError(f"agent.thinking = {self.thinking!r} is unknown", hint="keep or drop")
         if unknown := [name for name in self.strict if name not in TOOL_NAMES]:
             raise RecipeError(f"agent.strict: unknown tool {unknown[0]!r}", hint=nearest(unknown[0], TOOL_NAMES))
         if "web_search" in self.tools and not self.search_url:

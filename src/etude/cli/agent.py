@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -69,8 +71,16 @@ class Terminal:
     async def line(self, prompt: str) -> str:
         """What the person types; empty at the end of the input."""
         self._console.print(prompt, end="", style="bold", markup=False)
-        line = await asyncio.to_thread(sys.stdin.readline)
-        return line.strip()
+        loop = asyncio.get_running_loop()
+        typed: asyncio.Future[str] = loop.create_future()
+
+        def read() -> None:
+            line = sys.stdin.readline()
+            with contextlib.suppress(RuntimeError):  # nobody waits any more
+                loop.call_soon_threadsafe(typed.set_result, line.strip())
+
+        threading.Thread(target=read, daemon=True).start()  # the program may end while it waits
+        return await typed
 
     def say(self, text: str, style: str = "dim") -> None:
         self._console.print(text, style=style, markup=False)
@@ -112,7 +122,17 @@ def agent(
             overrides=override or [],
             on_text=terminal.text,
         ) as conversation:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, conversation.interrupt.set)
+            whole = asyncio.current_task()
+            assert whole is not None
+
+            def stop() -> None:
+                """Ctrl-C: the reply, if there is one, else the program."""
+                if conversation.is_busy:
+                    conversation.interrupt.set()
+                else:
+                    whole.cancel()
+
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
             text = prompt or await terminal.line("what shall I do? ")
             while text:
                 outcome = await conversation.request(text)
@@ -127,4 +147,7 @@ def agent(
             written = await conversation.bring_back()
             terminal.say(f"written: {', '.join(written)}" if written else "nothing was written")
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None

@@ -1,14 +1,14 @@
 """Conversations <-> ids. A renderer is a chat format: how messages are spelled, and how calls are read back.
 
     messages --open--> ids up to <|assistant|> --engine samples--> reply ids --parse--> text and calls
-                                                      results --results--> ids that follow the reply
+                                                      results --follow--> ids that follow the reply
 
 The nano's window, with the values of all arguments in the order of NANO_TOOLS; an optional one that is absent is empty:
 
     <|begin|> [<|system|> text] <|user|> text <|assistant|> reply [<|result|> text]*n <|assistant|> reply ...
     reply = [text] [<|call|> name [<|arg|> value]*]* <|end|>
 
-Ids in, ids out: `results` only ever appends, and nothing that was sampled is spelled again. A broken call is read as a
+Ids in, ids out: `follow` only ever appends, and nothing that was sampled is spelled again. A broken call is read as a
 ToolCall with `error` set; `parse` never raises, whatever was sampled.
 
 What it does not do: decide what a call means (agent), or run one.
@@ -17,12 +17,11 @@ What it does not do: decide what a call means (agent), or run one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from etude.data.tokenizer import Tokenizer, load_cached
+from etude.data.tokenizer import Tokenizer
 from etude.protocols import Message
 from etude.types import Noun, ToolCall, ToolResult
 
@@ -75,10 +74,13 @@ class Renderer(Protocol):
         """[n] int32: the whole conversation, up to the mark after which the policy writes."""
         ...
 
-    def results(self, results: Sequence[ToolResult]) -> np.ndarray:
-        """[n] int32: what follows a reply that was answered by `results`, up to the next such mark.
+    def follow(
+        self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]
+    ) -> np.ndarray | None:
+        """[n] int32: what follows the window whose last reply begins at `start`, up to the next such mark.
 
-        If the reply was cut before it ended, it stays as it was sampled.
+        reply: as it was parsed. If the reply was cut before it ended, it stays as it was sampled. None: this format has
+        to write the conversation anew, in a new context.
         """
         ...
 
@@ -137,7 +139,11 @@ class NanoRenderer:
         parts.append(self._one(self.end))
         return np.concatenate(parts)
 
+    def follow(self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]) -> np.ndarray:
+        return self.results(results)
+
     def results(self, results: Sequence[ToolResult]) -> np.ndarray:
+        """[n] int32: what follows a reply that these results answer, whatever it was."""
         return np.concatenate([self._results(results), self._one(self._assistant)])
 
     def parse(self, ids: Sequence[int] | np.ndarray) -> Parsed:
@@ -212,8 +218,3 @@ def _split(tokens: Sequence[int], mark: int) -> list[list[int]]:
         else:
             pieces[-1].append(token)
     return pieces
-
-
-def open_renderer(folder: Path, tools: Sequence[str]) -> Renderer:
-    """The chat format of the model in `folder`, for these tools. Errors: ModelError for another tokenizer than ours."""
-    return NanoRenderer(load_cached(str(folder)), {name: NANO_TOOLS[name] for name in tools})

@@ -11,9 +11,11 @@ What it does not do: chat formats (`render`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +157,74 @@ class Tokenizer:
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text; control ids are spelled out, bytes that are no UTF-8 become U+FFFD."""
         return str(self._backend.decode([int(number) for number in ids], skip_special_tokens=False))
+
+
+class SafeTokenizer:
+    """The tokenizer of any model folder, for chat formats: texts are encoded without any of its added tokens.
+
+    `encode` and `decode` also take what the package `renderers` passes to Hugging Face's.
+    """
+
+    unk_token_id = None
+
+    def __init__(self, source: str, name: str = "") -> None:
+        """source: a tokenizer.json; name: for messages. Errors: ModelError."""
+        self.name_or_path = name
+        self._texts: frozenset[str] | None = None
+        self._is_alone = False
+        try:
+            self._whole = tokenizers.Tokenizer.from_str(source)
+            bare = json.loads(source)
+            bare["added_tokens"], bare["post_processor"] = [], None
+            self._bare = tokenizers.Tokenizer.from_str(json.dumps(bare))
+            added = [re.escape(str(token["content"])) for token in json.loads(source)["added_tokens"]]
+            self._controls = re.compile(f"(?:{'|'.join(added) or '(?!)'})+")
+        except Exception as error:  # the library raises bare Exception on a malformed file
+            raise ModelError(f"{name or 'this'} is not a tokenizer", cause=str(error)) from error
+
+    @classmethod
+    def load(cls, folder: Path) -> SafeTokenizer:
+        """Errors: ModelError."""
+        try:
+            return cls((folder / "tokenizer.json").read_text(encoding="utf-8"), str(folder))
+        except OSError as error:
+            raise ModelError(f"no tokenizer in {folder}", cause=str(error), hint="tokenizer.json is missing") from error
+
+    @contextlib.contextmanager
+    def formatting(self, texts: Iterable[str] = (), *, alone: bool = False) -> Iterator[None]:
+        """Inside, what is nothing but added tokens, and none of `texts`, is a format's own: it is encoded as them.
+
+        alone: all that is encoded is the format's own.
+        """
+        self._texts, self._is_alone = frozenset(part for text in texts for part in (text, text.strip())), alone
+        try:
+            yield
+        finally:
+            self._texts, self._is_alone = None, False
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Of a text: no id of it is an added token's."""
+        is_format = self._texts is not None and text not in self._texts and self._controls.fullmatch(text)
+        if is_format or self._is_alone:
+            return list(self._whole.encode(text, add_special_tokens=False).ids)
+        return list(self._bare.encode(text, add_special_tokens=False).ids)
+
+    def encode_format(self, text: str) -> np.ndarray:
+        """[n] int32, of what a format writes: added tokens are added tokens."""
+        return np.array(self._whole.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False, **_: object) -> str:
+        return str(self._whole.decode([int(number) for number in ids], skip_special_tokens=skip_special_tokens))
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return self._whole.token_to_id(token)
+
+    def control(self, token: str) -> int:
+        """Errors: ModelError if there is no such token."""
+        number = self._whole.token_to_id(token)
+        if number is None:
+            raise ModelError(f"the tokenizer {self.name_or_path} has no token {token!r}")
+        return int(number)
 
 
 @functools.cache

@@ -63,7 +63,11 @@ class TorchEngine:
     def __init__(
         self, model: Model, recipe: EngineRecipe, *, fetch: Fetch | None = None, records_routes: bool = True
     ) -> None:
-        """The engine owns `model` from now on. Errors: ModelError for a family that it cannot serve."""
+        """The engine owns `model` from now on. With more than one of `recipe.threads`, other threads of the process are
+        to compute with one: torch's helpers of several threads slow each other down.
+
+        Errors: ModelError for a family that it cannot serve.
+        """
         self._model = model
         self._recipe = recipe
         self._fetch = fetch

@@ -47,9 +47,10 @@ def open_trainer(
     weights: WeightsRecipe,
     peers: Peers | None = None,
     reference: str = "",
+    thread: ThreadPoolExecutor | None = None,
 ) -> TrainerService:
     """`trainer`, resumed, and its starting version public. Its other ranks follow (lead.py), and publish as `peers`.
-    reference: `rl.kl.reference`, where there is a KL.
+    reference: `rl.kl.reference`, where there is a KL. thread: where steps are taken, best the one that made `trainer`.
 
     Errors: ModelError for a model that is not the checkpoint's; RunError, StoreError for a damaged run; LostRaceError
     if another trainer starts at the same time and later.
@@ -70,7 +71,9 @@ def open_trainer(
         peers=peers,
     )  # fmt: skip
     collector = Collector(store, keep_anchors=weights.keep_anchors, grace_s=weights.grace_s)
-    service = TrainerService(lead, Background(publisher, collector), saved, checkpoint_every, pins=weights.pins)
+    service = TrainerService(
+        lead, Background(publisher, collector), saved, checkpoint_every, pins=weights.pins, thread=thread
+    )
     service.start()
     if reference:
         lead.set_reference(pinned_reference(store, reference))
@@ -91,9 +94,9 @@ class TrainerService:
 
     def __init__(
         self, trainer: Lead, background: Background, checkpoints: Checkpoints, checkpoint_every: int,
-        *, pins: Sequence[int] = (),
+        *, pins: Sequence[int] = (), thread: ThreadPoolExecutor | None = None,
     ) -> None:  # fmt: skip
-        """pins: steps whose versions stay for good."""
+        """pins: steps whose versions stay for good. thread: of one worker, where steps are taken."""
         self._pins = frozenset(pins)
         self._overtaken: tuple[int, ...] = ()
         self._trainer = trainer
@@ -102,7 +105,7 @@ class TrainerService:
         self._every = checkpoint_every
         self._start_step = trainer.step
         self._checkpoint_step = trainer.step
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+        self._thread = thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
 
     def start(self) -> None:
         """Publish the starting weights and wait for it. Errors: StoreError, LostRaceError."""

@@ -37,8 +37,8 @@ Data = bytes | bytearray | memoryview | np.ndarray
 _UNCHANGED, _CHANGES, _PLANES, _RAW = range(4)
 _RARE = 0.002
 """The smallest exponents that together so few elements have count as one kind, and the largest too."""
-_MOST_KINDS, _ELEMENTS_A_KIND = 16, 64
-"""At most so many kinds, and fewer in small tensors: each costs time, and a few bytes."""
+_MOST_KINDS, _CHANGES_A_KIND = 16, 32
+"""At most so many kinds, and fewer where little changed: each costs time, and a few bytes."""
 _SAMPLE = 1 << 16
 _DENSE = 1 / 3
 """Share of changed elements from which each element has a bit of its own."""
@@ -76,12 +76,12 @@ def encode(old: Data | None, new: Data, dtype: str) -> bytes:
     before = np.frombuffer(old, layout.bits)
     if len(before) != len(after):
         raise ValueError(f"{len(before)} and {len(after)} elements cannot be compared")
-    changed = np.count_nonzero(before != after)
+    changed = int(np.count_nonzero(before != after))
     if not changed:
         return _packed(Coded(_UNCHANGED))
     if before.itemsize > 4 or changed > _MOST * len(before):
         return min(_planes(before, after), _raw(after), key=len)
-    found = _changes(before, after, layout)
+    found = _changes(before, after, _Kinds.of(before, layout, min(max(changed // _CHANGES_A_KIND, 1), _MOST_KINDS)))
     if len(found) > _WORTHWHILE * before.nbytes:
         found = min(found, _planes(before, after), _raw(after), key=len)
     return found
@@ -120,14 +120,15 @@ def _packed(coded: Coded) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Kinds:
-    """Exponents from `lowest` to `highest`; what lies beyond is counted with these."""
+    """Exponents from `lowest` to `highest`; what lies beyond is counted with these. How many at most is the coder's
+    choice, and the decoder sees it from what was coded."""
 
     layout: Layout
     lowest: int
     highest: int
 
     @classmethod
-    def of(cls, bits: np.ndarray, layout: Layout) -> _Kinds:
+    def of(cls, bits: np.ndarray, layout: Layout, most: int) -> _Kinds:
         if not layout.exponent_bits:
             return cls(layout, 0, 0)
         sample = _exponents(bits[:: max(1, len(bits) // _SAMPLE)], layout)
@@ -135,7 +136,6 @@ class _Kinds:
         rare = _RARE * len(sample)
         lowest = int(np.argmax(np.cumsum(counts) > rare))
         highest = len(counts) - 1 - int(np.argmax(np.cumsum(counts[::-1]) > rare))
-        most = min(max(len(bits) // _ELEMENTS_A_KIND, 1), _MOST_KINDS)
         return cls(layout, max(lowest, highest - most + 1), max(lowest, highest))
 
     @property
@@ -207,9 +207,9 @@ def _as_words(flags: np.ndarray) -> np.ndarray:
     return np.concatenate((packed, np.zeros(-len(packed) % 8, np.uint8))).view("<u8")
 
 
-def _changes(before: np.ndarray, after: np.ndarray, layout: Layout) -> bytes:
+def _changes(before: np.ndarray, after: np.ndarray, kinds: _Kinds) -> bytes:
     counts, scales, writer = [], [], Writer()
-    for kind in _find(before, after, _Kinds.of(before, layout)):
+    for kind in _find(before, after, kinds):
         count = sum(map(len, kind.ranks))
         counts.append(count)
         if count:
@@ -217,7 +217,7 @@ def _changes(before: np.ndarray, after: np.ndarray, layout: Layout) -> bytes:
             _write_places(writer, ranks, kind.size)
             steps, kind.steps = np.concatenate(kind.steps), []
             scales.append(_write_steps(writer, steps))
-    return _packed(Coded(_CHANGES, counts, scales, writer.squeezed()))
+    return _packed(Coded(_CHANGES, counts, scales if any(scales) else [], writer.squeezed()))
 
 
 def _write_places(writer: Writer, ranks: np.ndarray, size: int) -> None:
@@ -277,14 +277,16 @@ def _read_steps(reader: Reader, count: int, scale: int, dtype: np.dtype) -> np.n
 
 
 def _apply_changes(before: np.ndarray, coded: Coded, layout: Layout, after: np.ndarray) -> None:
-    kinds = _Kinds.of(before, layout)
+    if not 1 <= len(coded.counts) <= _MOST_KINDS:
+        raise damaged(f"it has {len(coded.counts)} kinds of elements")
+    kinds = _Kinds.of(before, layout, len(coded.counts))
     reader = Reader(coded.streams, limit=8 * len(before) + 8)
     sizes = np.zeros(kinds.count, np.int64)
     for chunk in _chunks(len(before)):
         sizes += np.bincount(kinds.of_each(before[chunk]), minlength=kinds.count)
     if len(coded.counts) != kinds.count or any(not 0 <= c <= s for c, s in zip(coded.counts, sizes, strict=True)):
         raise damaged("its counts are not those of the tensor it is applied to")
-    scales = iter(coded.scales)
+    scales = iter(coded.scales or [0] * kinds.count)
     pending: list[tuple[int, np.ndarray, np.ndarray]] = []
     for number, count in enumerate(coded.counts):
         if count:

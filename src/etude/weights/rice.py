@@ -134,7 +134,10 @@ def squeeze(data: np.ndarray) -> Squeezed:
     if len(raw) < _TINY:
         return -1, raw
     if not hasattr(_threads, "compressor"):  # making one costs more than a small stream
-        _threads.compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=False)
+        parameters = zstandard.ZstdCompressionParameters.from_level(
+            _LEVEL, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=False
+        )
+        _threads.compressor = zstandard.ZstdCompressor(compression_params=parameters)
     small = _threads.compressor.compress(raw)
     return (len(raw), small) if len(small) < len(raw) else (-1, raw)
 
@@ -149,7 +152,9 @@ def unsqueeze(stream: Squeezed, limit: int) -> np.ndarray:
     if size > limit:
         raise damaged(f"a stream claims {size} bytes")
     try:
-        raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=max(size, 1))
+        raw = zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS).decompress(
+            data, max_output_size=max(size, 1)
+        )
     except zstandard.ZstdError as error:
         raise damaged(str(error)) from error
     if len(raw) != size:
@@ -168,5 +173,5 @@ class Coded(msgspec.Struct, array_like=True):
     counts: list[int] = []
     """changes: changed elements of each kind."""
     scales: list[int] = []
-    """changes: of each kind that has any, the scale of their sizes."""
+    """changes: of each kind that has any, the scale of their sizes; none if all are 0."""
     streams: list[Squeezed] = []
