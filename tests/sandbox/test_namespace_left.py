@@ -17,6 +17,10 @@ async def bash(sandbox: NamespaceSandbox, text: str, *, leaves: bool = False, ti
 
 async def beats(sandbox: NamespaceSandbox) -> bool:
     """Whether the server still writes."""
+    for _ in range(100):
+        if "beat" in await sandbox.list_files():
+            break
+        await asyncio.sleep(0.05)
     first = await sandbox.read_file("beat")
     await asyncio.sleep(0.3)
     return await sandbox.read_file("beat") != first
