@@ -10,7 +10,7 @@ from etude.errors import StoreError
 from etude.weights import delta
 from etude.weights.compare import compare
 from etude.weights.pieces import Stored
-from etude.weights.rice import Coded, Reader, Writer, scale_of
+from etude.weights.rice import FEW, Coded, Reader, Squeezed, Writer, pack, scale_of, unpack
 
 FLOATS = ["F32", "BF16", "F16", "F8_E4M3", "F8_E5M2"]
 
@@ -162,12 +162,47 @@ def test_bytes_that_are_no_difference_are_refused(data: bytes) -> None:
 def test_a_stream_that_claims_to_be_huge_is_refused_before_it_is_unpacked() -> None:
     old, new = trained(1000, 1e-5)
     coded = msgspec.msgpack.decode(delta.encode(old, new, "BF16"), type=Coded)
-    coded.streams = [(1 << 40, b"") if stream is not None else None for stream in coded.streams]
+    coded.packed = pack([(1 << 40, b"") if stream is not None else None for stream in unpack(coded.packed, 16)])
     with pytest.raises(StoreError, match="claims 1099511627776 bytes"):
         delta.decode(old, msgspec.msgpack.encode(coded), "BF16", np.empty_like(new))
 
 
 # Numbers
+
+a_stream = st.one_of(
+    st.none(),
+    st.tuples(st.integers(0, 2**40), st.binary()),
+    st.tuples(st.just(-1), st.binary(min_size=1)),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(a_stream, min_size=1, max_size=16))
+def test_streams_come_back_from_their_package_and_not_from_a_part_of_it(streams: list[Squeezed]) -> None:
+    packed = pack(streams)
+    assert unpack(packed, limit=16) == streams
+    for damaged in (packed[:-1], packed + b"x"):
+        with pytest.raises(StoreError, match="damaged"):
+            unpack(damaged, limit=16)
+
+
+def test_a_package_that_claims_many_streams_is_refused() -> None:
+    with pytest.raises(StoreError, match="claims 1000000 streams"):
+        unpack(pack([None] * 1_000_000), limit=16)
+
+
+@pytest.mark.parametrize("count", [0, 1, FEW - 1, FEW, FEW + 1])
+@pytest.mark.parametrize("scale", [0, 3, 9, 20])
+def test_few_numbers_and_many_come_back(count: int, scale: int) -> None:
+    values = np.random.default_rng(count).geometric(0.7 / (1 << scale), count).astype(np.uint32)
+    values[: count // 3] += np.uint32(300 << scale)  # past what unary says
+    writer = Writer()
+    for _ in range(3):
+        writer.numbers(values, scale)
+    reader = Reader(writer.squeezed(), limit=1 << 20)
+    for _ in range(3):
+        assert np.array_equal(reader.numbers(count, scale), values)
+    reader.finish()
 
 
 @settings(max_examples=100, deadline=None)

@@ -5,12 +5,15 @@ becomes a byte in the stream of all numbers of that scale, on which zstandard's 
 of the entropy. Source: R. F. Rice, "Some practical universal noiseless coding techniques", 1979 (its unary code of the
 high part is a Huffman code here).
 
+Where numbers are few, a Huffman coder has not paid for its table yet: their high parts are written in unary.
+
 What it does not do: choose scales: writer and reader are given the same.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -20,6 +23,8 @@ from etude.errors import StoreError
 
 SCALES = 5
 """Streams of high parts. From the last scale on, so many low bits are noise that the high parts are all alike."""
+FEW = 256
+"""Fewer numbers than that are written in unary."""
 _LARGE = 255
 """A high part from here on lies in the stream of wide ones, less 255."""
 _LEVEL = 3
@@ -46,9 +51,13 @@ class Writer:
         self._noise: list[np.ndarray] = []
         self._wide: list[np.ndarray] = []
         self._flags: list[np.ndarray] = []
+        self._unary: list[np.ndarray] = []
 
     def numbers(self, values: np.ndarray, scale: int) -> None:
         """values: [count] unsigned, each below 2**32."""
+        if len(values) < FEW:
+            self._few_numbers(values.astype(np.int64), scale)
+            return
         shift = max(scale - SCALES + 1, 0)
         high = values >> values.dtype.type(shift)
         for place in range(shift // 8):
@@ -60,6 +69,15 @@ class Writer:
             high = np.minimum(high, values.dtype.type(_LARGE)).astype(np.uint8)
         self._high[min(scale, SCALES - 1)].append(high)
 
+    def _few_numbers(self, values: np.ndarray, scale: int) -> None:
+        high = values >> scale
+        self.noise(((values[:, None] >> np.arange(scale)) & 1).reshape(-1))
+        self._wide.append((high[high >= _LARGE] - _LARGE).astype("<u4"))
+        ends = np.cumsum(np.minimum(high, _LARGE) + 1)
+        bits = np.zeros(ends[-1] if len(ends) else 0, bool)
+        bits[ends - 1] = True
+        self._unary.append(np.packbits(bits))
+
     def noise(self, bits: np.ndarray) -> None:
         """bits: [count] of 0 and 1 that no coder makes smaller."""
         self._noise.append(np.packbits(bits.astype(bool, copy=False)))
@@ -69,7 +87,13 @@ class Writer:
         self._flags.append(np.packbits(bits))
 
     def squeezed(self) -> list[Squeezed]:
-        return [squeeze(_joined(arrays)) for arrays in (self._flags, self._noise, self._wide, *self._high)]
+        """The streams, without empty ones at the end."""
+        streams = [
+            squeeze(_joined(arrays)) for arrays in (self._noise, self._unary, self._flags, self._wide, *self._high)
+        ]
+        while streams and streams[-1] is None:
+            streams.pop()
+        return streams
 
 
 class Reader:
@@ -77,13 +101,16 @@ class Reader:
 
     def __init__(self, streams: list[Squeezed], limit: int) -> None:
         """limit: bytes that no stream exceeds."""
-        if len(streams) != SCALES + 3:
+        if len(streams) > SCALES + 4:
             raise damaged(f"it has {len(streams)} streams")
-        arrays = [unsqueeze(stream, limit) for stream in streams]
-        self._flags, self._noise, self._wide, *self._high = (_Cursor(array) for array in arrays)
+        streams = streams + [None] * (SCALES + 4 - len(streams))
+        self._all = [_Cursor(unsqueeze(stream, limit)) for stream in streams]
+        self._noise, self._unary, self._flags, self._wide, *self._high = self._all
 
     def numbers(self, count: int, scale: int) -> np.ndarray:
         """[count] int64."""
+        if count < FEW:
+            return self._few_numbers(count, scale)
         shift = max(scale - SCALES + 1, 0)
         low = np.zeros(count, np.int64)
         for place in range(shift // 8):
@@ -95,6 +122,13 @@ class Reader:
         values[large] += self._wide.take(4 * len(large)).view("<u4")
         return (values << shift) | low
 
+    def _few_numbers(self, count: int, scale: int) -> np.ndarray:
+        low = self.noise(count * scale).astype(np.int64).reshape(count, scale) << np.arange(scale)
+        high = self._unary.take_unary(count)
+        large = np.flatnonzero(high == _LARGE)
+        high[large] += self._wide.take(4 * len(large)).view("<u4")
+        return (high << scale) | low.sum(axis=1, dtype=np.int64)
+
     def noise(self, count: int) -> np.ndarray:
         """[count] uint8 of 0 and 1."""
         return np.unpackbits(self._noise.take(-(-count // 8)), count=count)
@@ -104,7 +138,7 @@ class Reader:
 
     def finish(self) -> None:
         """All must have been read."""
-        if not all(cursor.is_empty for cursor in (self._flags, self._noise, self._wide, *self._high)):
+        if not all(cursor.is_empty for cursor in self._all):
             raise damaged("a stream is longer than what it holds")
 
 
@@ -117,6 +151,14 @@ class _Cursor:
             raise damaged("a stream ends too early")
         taken, self._data = self._data[:nbytes], self._data[nbytes:]
         return taken
+
+    def take_unary(self, count: int) -> np.ndarray:
+        """[count] int64: zeros before each one; the bits after the last one of a byte belong to nobody."""
+        ones = np.flatnonzero(np.unpackbits(self._data[: count * (_LARGE + 8) // 8 + 1]))[:count]
+        if len(ones) < count:
+            raise damaged("a stream ends too early")
+        self.take(int(ones[-1]) // 8 + 1 if count else 0)
+        return np.diff(ones, prepend=-1) - 1
 
     @property
     def is_empty(self) -> bool:
@@ -174,4 +216,61 @@ class Coded(msgspec.Struct, array_like=True):
     """changes: changed elements of each kind."""
     scales: list[int] = []
     """changes: of each kind that has any, the scale of their sizes; none if all are 0."""
+    packed: bytes = b""
+    """The streams, see `pack`."""
+
+
+def pack(streams: Sequence[Squeezed]) -> bytes:
+    """All in one: of each twice its size before zstandard, odd if zstandard made it smaller, and then its size after;
+    then all the bytes. Sizes as LEB128."""
+    head, body = bytearray(), bytearray()
+    for stream in streams:
+        size, data = stream or (-1, b"")
+        for number in (2 * len(data),) if size < 0 else (2 * size + 1, len(data)):
+            head += _leb(number)
+        body += data
+    return _leb(len(streams)) + bytes(head) + bytes(body)
+
+
+def unpack(packed: bytes, limit: int) -> list[Squeezed]:
+    """The inverse; of nothing, none. Errors: StoreError if it is damaged, or claims more than `limit` streams."""
+    if not packed:
+        return []
+    count, at = _read_leb(packed, 0)
+    if count > limit:
+        raise damaged(f"it claims {count} streams")
+    sizes = []
+    for _ in range(count):
+        doubled, at = _read_leb(packed, at)
+        size, after = doubled >> 1, doubled >> 1
+        if doubled & 1:
+            after, at = _read_leb(packed, at)
+        sizes.append((size if doubled & 1 else -1, after))
     streams: list[Squeezed] = []
+    for size, after in sizes:
+        data, at = packed[at : at + after], at + after
+        if len(data) != after:
+            raise damaged("a stream ends too early")
+        streams.append((size, data) if data or size >= 0 else None)
+    if at != len(packed):
+        raise damaged("something follows its streams")
+    return streams
+
+
+def _leb(number: int) -> bytes:
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def _read_leb(data: bytes, at: int) -> tuple[int, int]:
+    """(number, place after it). Errors: StoreError."""
+    number = shift = 0
+    while at < len(data) and shift < 63:
+        number |= (data[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 128:
+            return number, at
+    raise damaged("a size is cut off")
