@@ -55,7 +55,9 @@ from etude.weights.subscribe import Subscriber
 from etude.weights.upload import Uploader
 
 GRACE_S, LEASE_S = 150.0, 600.0
-"""The grace is longer than any publish takes here: about 15 operations, three in a turn of 6 s or so for all actors."""
+PUBLISH_S, LATE_S = 110.0, 30.0
+"""For how long a publish goes on at most, and after how long a lost create arrives at most: the protocol's one premise
+is that both together take less than the grace."""
 Name = tuple[int, int]
 
 
@@ -70,12 +72,14 @@ class World:
     random: random.Random
     grace_s: float = GRACE_S
     objects: dict[str, tuple[bytes, float]] = field(default_factory=dict)
-    late: list[tuple[str, bytes]] = field(default_factory=list)
-    """Creates whose answer never came, and that may still arrive."""
+    late: list[tuple[str, bytes, float]] = field(default_factory=list)
+    """Creates whose answer never came, and that may still arrive; when they were sent."""
     now_s: float = 0.0
     is_calm: bool = False
     content: dict[Name, Mapping[str, Stored]] = field(default_factory=dict)
     """What a trainer meant to publish under each version."""
+    publishing: dict[int, float] = field(default_factory=dict)
+    """Incarnation -> when it began to publish what it publishes now."""
     behind: dict[int, int] = field(default_factory=dict)
     """Incarnation -> versions that it committed after a later one began."""
     violations: list[str] = field(default_factory=list)
@@ -84,11 +88,13 @@ class World:
         self.violations.append(what)
 
     def pass_time(self) -> None:
-        """A little, now and then a lot; a lost create may arrive."""
-        self.now_s += self.random.expovariate(1.0) * (30 if self.random.random() < 0.02 else 1)
+        """A little, now and then a lot, but not past the longest publish; a lost create may arrive."""
+        later_s = self.now_s + self.random.expovariate(1.0) * (30 if self.random.random() < 0.02 else 1)
+        self.now_s = max(self.now_s, min([later_s, *(began_s + PUBLISH_S for began_s in self.publishing.values())]))
         if self.late and self.random.random() < 0.1:
-            key, data = self.late.pop(self.random.randrange(len(self.late)))
-            self.objects.setdefault(key, (data, self.now_s))
+            key, data, sent_s = self.late.pop(self.random.randrange(len(self.late)))
+            if self.now_s < sent_s + LATE_S:
+                self.objects.setdefault(key, (data, self.now_s))
 
 
 class SimulatedStore(Store):
@@ -146,7 +152,7 @@ class SimulatedStore(Store):
                 return self._create(key, bytes(data))
         except StoreError:
             if self._world.random.random() < 0.5:
-                self._world.late.append((key, bytes(data)))
+                self._world.late.append((key, bytes(data), self._world.now_s))
             raise
 
     def _create(self, key: str, data: bytes) -> bool:
@@ -279,7 +285,11 @@ class Trainer(Actor):
 
         def publish() -> Manifest:
             self.world.content[incarnation, publisher._n] = tensors
-            return publisher.publish(Snapshot.take(step, tensors)).manifest
+            self.world.publishing[incarnation] = self.world.now_s
+            try:
+                return publisher.publish(Snapshot.take(step, tensors)).manifest
+            finally:
+                del self.world.publishing[incarnation]
 
         version = self.again(publish).version
         if version.n % 2 == 0:
