@@ -37,6 +37,7 @@ async def open_conversation(
     """
     from etude.agent.interactive import Conversation, read_saved
     from etude.agent.recipe import AgentRecipe
+    from etude.agent.search import search_of
     from etude.code.folder import read_folder
     from etude.sandbox.pool import NamespacePool
     from etude.sandbox.recipe import SandboxRecipe
@@ -55,7 +56,7 @@ async def open_conversation(
     ):
         sandbox = await pool.acquire(folder.files)
         try:
-            conversation = Conversation(folder, sandbox, make_policy, recipe, screen, kept)
+            conversation = Conversation(folder, sandbox, make_policy, recipe, screen, kept, search=search_of(recipe))
             if resume:
                 await conversation.resume(read_saved(kept))
             kept.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ ORCHESTRATOR = {
 def prove_sound(run: Path) -> None:
     """Nothing lost, nothing trained twice, every version whole, and the run is finished."""
     problems = audit_run(run, f"file://{run}/weights")
-    assert problems == {"ledger": [], "batches": [], "staleness": [], "weights": []}
+    assert problems == {"ledger": [], "batches": [], "staleness": [], "policy": [], "weights": []}
     ledger = Ledger(run / "ledger.sqlite")
     counts, batches = ledger.counts(), ledger.batches()
     ledger.close()

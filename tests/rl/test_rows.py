@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from etude.rl.rows import tool_counts
-from etude.types import Effort, StopReason, ToolCall, ToolErrorKind, ToolResult, Turn
-from rl.builders import scored
+from etude.rl.rows import rerendered_share, tool_counts
+from etude.types import Effort, Opened, StopReason, ToolCall, ToolErrorKind, ToolResult, Turn
+from rl.builders import context, scored
 
 
 def turn(*pairs: tuple[str, ToolErrorKind | None]) -> Turn:
@@ -26,3 +26,13 @@ def test_calls_and_errors_are_counted_by_tool_and_kind() -> None:
         "calls_edit_file": 4, "calls_shell": 2, "calls_unknown_tool": 2, "errors_edit_file_invalid_arguments": 2,
         "errors_shell_timeout": 2, "errors_unknown_tool_invalid_arguments": 2,
     }  # fmt: skip
+
+
+def test_the_share_of_turns_that_were_written_anew() -> None:
+    again = msgspec.structs.replace(context(), opened=Opened.RERENDER)
+    one = scored(1.0, contexts=(context(), again))
+    member = msgspec.structs.replace(one, episode=msgspec.structs.replace(one.episode, turns=(turn(), turn(), turn())))
+    other = scored(0.0)
+    plain = msgspec.structs.replace(other, episode=msgspec.structs.replace(other.episode, turns=(turn(),)))
+    assert rerendered_share([member, plain]) == 1 / 4
+    assert rerendered_share([other]) == 0.0

@@ -36,7 +36,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_the_run_keeps_its_invariants(run: Path) -> None:
-    assert audit_run(run, f"file://{run}/weights") == {"ledger": [], "batches": [], "staleness": [], "weights": []}
+    problems = audit_run(run, f"file://{run}/weights")
+    assert problems == {"ledger": [], "batches": [], "staleness": [], "policy": [], "weights": []}
     assert etude("check", "small", cwd=run.parents[1]).returncode == 0
 
 

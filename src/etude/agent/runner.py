@@ -25,8 +25,9 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from etude.agent.loop import run_episode
+from etude.agent.loop import Services, run_episode
 from etude.agent.recipe import AgentRecipe
+from etude.agent.search import search_of
 from etude.errors import EtudeError, RewardError, SandboxError, TaskError
 from etude.protocols import Policy, Sandbox, SandboxPool
 from etude.types import Episode, Evidence, Fault, Group, Outcome, Reward, Scored, Task, digest_of
@@ -63,6 +64,7 @@ class Runner:
     ) -> None:
         self._pool, self._make_policy, self._recipe = pool, make_policy, recipe
         self._collect, self._score = collect, score
+        self._services = Services(search=search_of(recipe))
         self._infra_retries, self._seed, self._host_evidence = infra_retries, seed, host_evidence
         self._places = asyncio.Semaphore(recipe.max_episodes)
         self.faults: dict[str, int] = {}
@@ -110,7 +112,9 @@ class Runner:
         try:
             policy = self._make_policy(episode_id=episode_id, seed=seed, min_step=min_step)
             try:
-                episode = await run_episode(task, sandbox, policy, self._recipe, episode_id=episode_id)
+                episode = await run_episode(
+                    task, sandbox, policy, self._recipe, episode_id=episode_id, services=self._services
+                )
             finally:
                 await asyncio.shield(policy.close())
         finally:

@@ -11,7 +11,7 @@ from statistics import fmean
 from etude.agent.recipe import TOOL_NAMES
 from etude.protocols import EngineStats
 from etude.rl.samples import oldest_step
-from etude.types import Group, Scored
+from etude.types import Group, Opened, Scored
 
 
 class BusyClock:
@@ -51,6 +51,12 @@ def tool_counts(members: Sequence[Scored]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
+def rerendered_share(members: Sequence[Scored]) -> float:
+    """Of all turns, those before which the chat format wrote the conversation anew, in a context of its own."""
+    contexts = sum(one.opened is Opened.RERENDER for member in members for one in member.episode.contexts)
+    return contexts / max(sum(len(member.episode.turns) for member in members), 1)
+
+
 def step_row(
     groups: Sequence[Group],
     *,
@@ -77,6 +83,7 @@ def step_row(
         "reward_mean": fmean(member.reward.total for member in members),
         "solve_rate": fmean(member.evidence.solved for member in members),
         "turns_mean": fmean(effort.turns for effort in efforts),
+        "rerendered_share": rerendered_share(members),
         "sampled_tokens_mean": fmean(
             sum(int(context.sampled.sum()) for context in member.episode.contexts) for member in members
         ),
