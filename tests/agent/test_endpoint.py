@@ -17,6 +17,7 @@ from etude.agent.recipe import AgentRecipe
 from etude.agent.tool import schema
 from etude.agent.tools import TOOLS
 from etude.errors import EngineError
+from etude.frames import encode
 from etude.protocols import Message, Reply
 from etude.types import Outcome, StopReason, ToolCall, ToolErrorKind, ToolResult
 
@@ -51,6 +52,18 @@ def test_text_streams_in_and_is_counted() -> None:
     assert policy.contexts() == ()
 
 
+def test_half_characters_never_reach_an_episode() -> None:
+    """JSON may hold them, and a pair may come in two events."""
+    script = [
+        says("a\ud83d", "\ude00b", "\ud800", usage={}),
+        calls(("grep", '{"pattern": "\\ud800"}'), ("gr\ud800", {})),
+    ]
+    (text, called), *_ = replies(script, turns=2)
+    assert text.text == "a\U0001f600b\ufffd"
+    assert [call.error is None for call in called.calls] == [False, True]
+    encode((text.text, called.calls))
+
+
 def test_calls_come_in_pieces_and_broken_ones_are_data() -> None:
     script = [calls(("read_file", {"path": "a.py"}), ("edit_file", '{"path": "a", "old'), ("grep", "[1]"), text="look")]
     (reply,), _, _ = replies(script)
@@ -58,7 +71,7 @@ def test_calls_come_in_pieces_and_broken_ones_are_data() -> None:
     assert reply.calls == (
         ToolCall(name="read_file", arguments={"path": "a.py"}),
         ToolCall(name="edit_file", arguments={}, error="the arguments are not valid JSON"),
-        ToolCall(name="grep", arguments={}, error="the arguments are not a JSON object"),
+        ToolCall(name="grep", arguments={}, error="the arguments are not an object"),
     )
     assert reply.effort.call_tokens == 10
 

@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 import msgspec
 
+from etude.data.calls import made
 from etude.errors import EngineError
 from etude.protocols import Message, Reply
 from etude.types import Context, Effort, StopReason, ToolCall
@@ -108,9 +109,9 @@ class EndpointPolicy:
         if budget is not None and self.usage.cost >= budget:
             return Reply(text="", calls=(), stop=StopReason.CONTEXT, effort=Effort(), span=None)
         answer = await self._ask(_messages(conversation))
-        calls = tuple(_call(name, arguments) for _, name, arguments in answer.calls.values())
+        calls = tuple(_call(_whole(name), arguments) for _, name, arguments in answer.calls.values())
         tokens = self._count(answer.usage)
-        text = "".join(answer.text)
+        text = _whole("".join(answer.text))
         # Servers do not say which tokens are which: all of a reply with calls are the calls', but what it thought.
         thinking = int((answer.usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0)
         said = max(0, tokens - thinking)
@@ -228,7 +229,7 @@ def _add(answer: _Answer, event: Mapping[str, Any], on_text: Callable[[str], Non
         if text := delta.get("content"):
             answer.text.append(text)
             if on_text is not None:
-                on_text(text)
+                on_text(_whole(text))
         if thought := delta.get("reasoning_content") or delta.get("reasoning"):
             answer.thinking.append(str(thought))
         for part in delta.get("tool_calls") or ():
@@ -246,9 +247,12 @@ def _call(name: str, arguments: str) -> ToolCall:
         found = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
         return ToolCall(name=name, arguments={}, error="the arguments are not valid JSON")
-    if not isinstance(found, dict):
-        return ToolCall(name=name, arguments={}, error="the arguments are not a JSON object")
-    return ToolCall(name=name, arguments=found)
+    return made(name, found)
+
+
+def _whole(text: str) -> str:
+    """Without half characters: JSON may hold them, and a pair may come in two events."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _messages(conversation: Sequence[Message]) -> list[dict[str, Any]]:

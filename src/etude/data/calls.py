@@ -13,11 +13,26 @@ import json
 import re
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
+from etude.frames import encode
 from etude.types import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CUT = "the call was cut off before its end"
 Read = Callable[[str], tuple[str, list[ToolCall]]]
+
+
+def made(name: object, arguments: object) -> ToolCall:
+    """A call of what a model's JSON held: anything at all, half a character and numbers of any length included."""
+    if not isinstance(name, str):
+        return ToolCall(name="", arguments={}, error="the name of the call is not text")
+    call = ToolCall(name=name, arguments=arguments if isinstance(arguments, dict) else {})
+    try:
+        encode(call)  # as the episode will keep it
+    except (ValueError, OverflowError, RecursionError, TypeError):
+        return ToolCall(name="", arguments={}, error="the call holds half a character, or a number that is too large")
+    return call if isinstance(arguments, dict) else replace(call, error="the arguments are not an object")
 
 
 def read_hermes(text: str) -> tuple[str, list[ToolCall]]:
@@ -61,9 +76,7 @@ def _hermes(inner: str) -> ToolCall:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             arguments = None
-    if not isinstance(arguments, dict):
-        return ToolCall(name=found["name"], arguments={}, error='"arguments" is not an object')
-    return ToolCall(name=found["name"], arguments=arguments)
+    return made(found["name"], arguments)
 
 
 _FUNCTION = re.compile(r"<function=([^>\n]{1,200})>(.*)</function>", re.DOTALL)
@@ -78,7 +91,7 @@ def _xml(inner: str) -> ToolCall:
     if rest:
         return ToolCall(name=whole[1], arguments={}, error="something stands between the parameters of the call")
     arguments = {match[1]: _trimmed(match[2]) for match in _PARAMETER.finditer(whole[2])}
-    return ToolCall(name=whole[1], arguments=arguments)
+    return made(whole[1], arguments)
 
 
 def _trimmed(value: str) -> str:

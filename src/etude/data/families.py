@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from etude.data.calls import made
 from etude.data.render import Parsed
 from etude.data.tokenizer import SafeTokenizer
 from etude.errors import ModelError
@@ -113,10 +114,10 @@ def _unreadable(tokens: Sequence[int], why: str) -> Parsed:
 
 
 def _call(call: Any) -> ToolCall:
-    name = call.name or ""
-    if call.status in ("ok", "unknown_tool") and isinstance(call.arguments, dict):
-        return ToolCall(name=name, arguments=call.arguments)
-    return ToolCall(name=name, arguments={}, error=_PROBLEMS.get(str(call.status), "the arguments are not an object"))
+    if call.status in ("ok", "unknown_tool"):
+        return made(call.name or "", call.arguments)
+    error = _PROBLEMS.get(str(call.status), "the call cannot be read")
+    return ToolCall(name=made(call.name or "", {}).name, arguments={}, error=error)
 
 
 def _texts(node: Any) -> Iterator[str]:
