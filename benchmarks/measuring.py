@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import statistics
 import tomllib
@@ -65,11 +66,12 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def judged(subject: str, values: Mapping[str, float], limits: Mapping[str, str], goals: Path = GOALS) -> list[Row]:
-    """Every goal of the subject with its value. Errors: KeyError if a value is missing."""
+    """Every goal of the subject with its value; NaN: it was left out this time. Errors: KeyError if one is missing."""
     found = []
     for goal in tomllib.loads(goals.read_text()).get(subject, []):
-        value = values[goal["name"]]
-        met = value >= goal["goal"] if goal["better"] == "higher" else value <= goal["goal"]
+        measured = values[goal["name"]]
+        value = None if math.isnan(measured) else measured
+        met = None if value is None else value >= goal["goal"] if goal["better"] == "higher" else value <= goal["goal"]
         found.append({"name": goal["name"], "value": value, "unit": goal["unit"], "goal": goal["goal"],
                       "better": goal["better"], "met": met, "limit": limits.get(goal["name"], "")})  # fmt: skip
     return found
@@ -85,17 +87,20 @@ def machine() -> dict[str, Any]:
 
 def report(subject: str, rows: Sequence[Row], values: Mapping[str, float], path: Path | None, *,
            limits: Mapping[str, str] | None = None) -> bool:  # fmt: skip
-    """Print rows and goals, write the JSON; whether every goal is met."""
+    """Print rows and goals, write the JSON; whether every goal that was measured is met."""
     goals = judged(subject, values, limits or {})
     for row in rows:
         span = f"{row['min']:,.4g} to {row['max']:,.4g}"
         print(f"{row['arm']:<28} {row['quantity']:<24} {row['median']:>12,.4g}   ({span})")
     for goal in goals:
         sign = "at least" if goal["better"] == "higher" else "at most"
+        if goal["met"] is None:
+            print(f"left out {goal['name']}")
+            continue
         verdict = "met" if goal["met"] else "NOT met"
         limit = f"; limit: {goal['limit']}" if goal["limit"] else ""
         print(f"{verdict:<8} {goal['name']} {goal['value']:,.4g} {goal['unit']}, goal {sign} {goal['goal']:,}{limit}")
     if path is not None:
         body = {"subject": subject, "machine": machine(), "rows": list(rows), "goals": goals}
         path.write_text(json.dumps(body, indent=1))
-    return all(goal["met"] for goal in goals)
+    return all(goal["met"] is not False for goal in goals)
