@@ -55,9 +55,9 @@ from etude.weights.subscribe import Subscriber
 from etude.weights.upload import Uploader
 
 GRACE_S, LEASE_S = 150.0, 600.0
-PUBLISH_S, LATE_S = 110.0, 30.0
-"""For how long a publish goes on at most, and after how long a lost create arrives at most: the protocol's one premise
-is that both together take less than the grace."""
+PUBLISH_S, LATE_S, POLL_S, ROUND_S = 110.0, 30.0, 100.0, 40.0
+"""What the protocol presumes (gc.py): within a grace a publish is over, its lost creates too; and so are a reader's
+poll and a round of gc together. Time does not pass beyond these while one is under way."""
 Name = tuple[int, int]
 
 
@@ -78,8 +78,8 @@ class World:
     is_calm: bool = False
     content: dict[Name, Mapping[str, Stored]] = field(default_factory=dict)
     """What a trainer meant to publish under each version."""
-    publishing: dict[int, float] = field(default_factory=dict)
-    """Incarnation -> when it began to publish what it publishes now."""
+    until_s: dict[str, float] = field(default_factory=dict)
+    """What is under way -> when it is over at the latest."""
     behind: dict[int, int] = field(default_factory=dict)
     """Incarnation -> versions that it committed after a later one began."""
     violations: list[str] = field(default_factory=list)
@@ -88,13 +88,21 @@ class World:
         self.violations.append(what)
 
     def pass_time(self) -> None:
-        """A little, now and then a lot, but not past the longest publish; a lost create may arrive."""
+        """A little, now and then a lot, but not past the end of what is under way; a lost create may arrive."""
         later_s = self.now_s + self.random.expovariate(1.0) * (30 if self.random.random() < 0.02 else 1)
-        self.now_s = max(self.now_s, min([later_s, *(began_s + PUBLISH_S for began_s in self.publishing.values())]))
+        self.now_s = max(self.now_s, min([later_s, *self.until_s.values()]))
         if self.late and self.random.random() < 0.1:
             key, data, sent_s = self.late.pop(self.random.randrange(len(self.late)))
             if self.now_s < sent_s + LATE_S:
                 self.objects.setdefault(key, (data, self.now_s))
+
+    @contextlib.contextmanager
+    def within(self, seconds: float, what: str) -> Iterator[None]:
+        self.until_s[what] = self.now_s + seconds
+        try:
+            yield
+        finally:
+            del self.until_s[what]
 
 
 class SimulatedStore(Store):
@@ -285,11 +293,8 @@ class Trainer(Actor):
 
         def publish() -> Manifest:
             self.world.content[incarnation, publisher._n] = tensors
-            self.world.publishing[incarnation] = self.world.now_s
-            try:
+            with self.world.within(PUBLISH_S, f"publish {incarnation}"):
                 return publisher.publish(Snapshot.take(step, tensors)).manifest
-            finally:
-                del self.world.publishing[incarnation]
 
         version = self.again(publish).version
         if version.n % 2 == 0:
@@ -309,8 +314,13 @@ class Reader(Actor):
     def work(self) -> None:
         subscriber = Subscriber(self.store, holder=self.name, poll_s=1.0, lease_s=LEASE_S)
         replica = Replica(self.store, threads=1)
+
+        def poll() -> Manifest | None:
+            with self.world.within(POLL_S, f"poll of {self.name}"):
+                return subscriber.poll()
+
         while True:
-            manifest = self.again(subscriber.poll)
+            manifest = self.again(poll)
             if manifest is None:
                 continue
             leased_s = self.world.now_s
@@ -344,7 +354,7 @@ class Gc(Actor):
     def work(self) -> None:
         collector = Collector(self.store, keep_anchors=self.world.random.choice((1, 2)), grace_s=self.world.grace_s)
         while True:
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(StoreError), self.world.within(ROUND_S, "gc"):
                 collector.run()
             self.give_way()
 

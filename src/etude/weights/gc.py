@@ -7,9 +7,10 @@ lease; each with all that it takes to rebuild it, down to an anchor. Two phases,
     2  a blob that no manifest has named for `grace_s`, and that was not written for as long, is deleted
 
 so that a pin or lease which is just being written is seen in time, a reader which had just read a manifest can still
-fetch its blobs, and a publisher's fresh blobs, which no manifest names yet, stay: so a publish, and a request that is
-under way, must take less than `grace_s`. All times are the store's. Records of incarnations stay for good: lineage is
-derived from them.
+fetch its blobs, and a publisher's fresh blobs, which no manifest names yet, stay. What that presumes: a publish, and
+whatever of it is still on its way, is over within `grace_s`; so are a reader's poll and a round of gc together. (A
+reader that was slower finds its version gone, and takes a newer one.) All times are the store's. Records of
+incarnations stay for good: lineage is derived from them.
 
 What it does not do: trust what it cannot read. An unreadable manifest, lease or pin stops the collection with an error.
 """
