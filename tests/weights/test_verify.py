@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from etude.types import Version
-from etude.weights.manifests import manifest_key, pin
+from etude.weights.manifests import manifest_key, pin, read_manifest
 from etude.weights.store import Store, open_store
 from etude.weights.verify import list_versions, verify
 from weights.versions import new_publisher, publish
@@ -36,14 +36,14 @@ def test_a_sound_store_has_no_problems() -> None:
 
 def test_damage_is_named() -> None:
     store = filled()
-    blobs = [entry.key for entry in store.entries("blobs")]
-    store.put(blobs[0], store.get(blobs[0])[:-1] + b"!")
-    store.delete(blobs[1])
+    damaged, missing = (read_manifest(store, 1, n).parts[0].blob for n in (0, 1))
+    store.put(damaged, store.get(damaged)[:-1] + b"!")
+    store.delete(missing)
     store.delete(manifest_key(1, 0))
     problems = verify(store).problems
     assert any("pin reference: version 1.0 is gone" in problem for problem in problems)
-    assert any(f"{blobs[0]} does not hold what its name says" in problem for problem in problems)
-    assert any(blobs[1] in problem for problem in problems)
+    assert any(f"{damaged} does not hold what its name says" in problem for problem in problems)
+    assert any(missing in problem for problem in problems)
 
 
 def test_an_empty_store_is_sound() -> None:
