@@ -125,36 +125,42 @@ MUTATIONS: list[Callable[[Fuzz, list[int]], list[int]]] = [
 ]  # fmt: skip
 
 
-def broken(fuzz: Fuzz, ids: list[int]) -> str | None:
-    """What does not hold of this output."""
+def look(fuzz: Fuzz, ids: list[int]) -> tuple[int, str | None]:
+    """(calls without an error, what does not hold of this output)"""
     try:
         parsed = fuzz.renderer.parse(ids)
         if parsed.thinking_tokens + parsed.call_tokens + parsed.message_tokens != len(ids):
-            return "tokens are not counted once each"
+            return 0, "tokens are not counted once each"
         encode(parsed.calls)  # as an episode keeps them
         parsed.text.encode()
-        for call in parsed.calls:
-            if call.error is None and call.name in TOOLS:
-                for strict in (True, False):
-                    try:
-                        checked(TOOLS[call.name], call.arguments, strict=strict)
-                    except ToolError as error:
-                        str(error).encode()
+        good = [call for call in parsed.calls if call.error is None]
+        for call in good:
+            if call.name in TOOLS:
+                _check(call)
     except Exception as error:  # which is what is looked for
-        return f"{type(error).__name__}: {error}"
-    return None
+        return 0, f"{type(error).__name__}: {error}"
+    return len(good), None
+
+
+def _check(call: ToolCall) -> None:
+    for strict in (True, False):
+        try:
+            checked(TOOLS[call.name], call.arguments, strict=strict)
+        except ToolError as error:
+            str(error).encode()
 
 
 def fuzz_some(job: tuple[str, int, int]) -> tuple[str, int, int, str | None]:
     """(format, outputs, calls without an error among them, the first that broke anything)."""
     name, seed, count = job
-    fuzz, good = Fuzz(name, seed), 0
+    fuzz, calls = Fuzz(name, seed), 0
     for number in range(count):
         ids = fuzz.output()
-        if (what := broken(fuzz, ids)) is not None:
-            return name, number, good, f"{what}\n    {ids}"
-        good += sum(call.error is None for call in fuzz.renderer.parse(ids).calls)
-    return name, count, good, None
+        good, what = look(fuzz, ids)
+        if what is not None:
+            return name, number, calls, f"{what}\n    {ids}"
+        calls += good
+    return name, count, calls, None
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from data.fuzz import Fuzz, broken, fuzz_some
+from data.fuzz import Fuzz, fuzz_some, look
 from data.test_formats import FORMATS
 from etude.data.calls import made, read_hermes
 from etude.frames import encode
@@ -20,9 +20,9 @@ def test_no_output_breaks_a_parser_or_the_check_of_arguments(name: str) -> None:
 def test_the_search_sees_a_parser_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     fuzz = Fuzz("template", 0)
     reply = fuzz.real[0]
-    assert broken(fuzz, reply) is None
+    assert look(fuzz, reply)[1] is None
     monkeypatch.setattr(type(fuzz.renderer), "parse", lambda self, ids: {}["what"])
-    assert broken(fuzz, reply) == "KeyError: 'what'"
+    assert look(fuzz, reply) == (0, "KeyError: 'what'")
 
 
 @pytest.mark.parametrize("arguments", ['"\\ud800"', '{"\\ud800": 1}', '{"a": [' + "9" * 40 + "]}", "[1]", "null", "3"])

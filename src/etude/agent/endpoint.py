@@ -78,7 +78,6 @@ class _Answer:
     """A reply while it streams in."""
 
     text: list[str] = field(default_factory=list)
-    thinking: list[str] = field(default_factory=list)
     calls: dict[int, list[str]] = field(default_factory=dict)
     """By number: id, name, arguments."""
     finish: str | None = None
@@ -230,8 +229,6 @@ def _add(answer: _Answer, event: Mapping[str, Any], on_text: Callable[[str], Non
             answer.text.append(text)
             if on_text is not None:
                 on_text(_whole(text))
-        if thought := delta.get("reasoning_content") or delta.get("reasoning"):
-            answer.thinking.append(str(thought))
         for part in delta.get("tool_calls") or ():
             number = part.get("index", len(answer.calls))
             call = answer.calls.setdefault(number, ["", "", ""])

@@ -98,13 +98,8 @@ class Conversation:
         search: Search | None = None,
     ) -> None:
         """kept: a folder of this conversation, where it is saved."""
-        self.folder, self._sandbox, self._make_policy, self._screen, self._kept = (
-            folder,
-            sandbox,
-            make_policy,
-            screen,
-            kept,
-        )
+        self.folder, self._kept = folder, kept
+        self._sandbox, self._make_policy, self._screen = sandbox, make_policy, screen
         self.interrupt = asyncio.Event()
         """Set it to stop the reply at hand."""
         self.is_busy = False

@@ -44,7 +44,6 @@ _DENSE = 1 / 3
 """Share of changed elements from which each element has a bit of its own."""
 _MOST = 0.75
 """Share of changed elements from which planes, at several times the speed, are at most a tenth larger than changes."""
-_MOST_STREAMS = 16
 _WORTHWHILE = 0.3
 """Share of the full size from which planes are tried too."""
 
@@ -100,7 +99,7 @@ def decode(old: Data | None, coded: bytes | memoryview, dtype: str, out: np.ndar
         parts = msgspec.msgpack.decode(coded, type=Coded)
     except msgspec.MsgspecError as error:
         raise damaged(str(error)) from error
-    streams = unpack(parts.packed, _MOST_STREAMS)
+    streams = unpack(parts.sizes, parts.packed)
     if parts.kind == _UNCHANGED and before is not None:
         after[:] = before
     elif parts.kind == _CHANGES and before is not None and before.itemsize <= 4:
@@ -219,7 +218,7 @@ def _changes(before: np.ndarray, after: np.ndarray, kinds: _Kinds) -> bytes:
             _write_places(writer, ranks, kind.size)
             steps, kind.steps = np.concatenate(kind.steps), []
             scales.append(_write_steps(writer, steps))
-    return _packed(Coded(_CHANGES, counts, scales if any(scales) else [], pack(writer.squeezed())))
+    return _packed(Coded(_CHANGES, counts, scales if any(scales) else [], *pack(writer.squeezed())))
 
 
 def _write_places(writer: Writer, ranks: np.ndarray, size: int) -> None:
@@ -329,7 +328,7 @@ def _planes(before: np.ndarray | None, after: np.ndarray) -> bytes:
     mixed = after if before is None else before ^ after
     one, rest = mixed.dtype.type(1), mixed.dtype.type(8 * mixed.itemsize - 1)
     turned = ((mixed << one) | (mixed >> rest)).view(np.uint8).reshape(-1, mixed.itemsize)
-    return _packed(Coded(_PLANES, packed=pack([squeeze(turned[:, place]) for place in range(mixed.itemsize)])))
+    return _packed(Coded(_PLANES, [], [], *pack([squeeze(turned[:, place]) for place in range(mixed.itemsize)])))
 
 
 def _apply_planes(before: np.ndarray | None, streams: list[Squeezed], after: np.ndarray) -> None:
@@ -345,7 +344,7 @@ def _apply_planes(before: np.ndarray | None, streams: list[Squeezed], after: np.
 
 
 def _raw(after: np.ndarray) -> bytes:
-    return _packed(Coded(_RAW, packed=pack([squeeze(after)])))
+    return _packed(Coded(_RAW, [], [], *pack([squeeze(after)])))
 
 
 def _of_size(data: np.ndarray, nbytes: int) -> np.ndarray:

@@ -216,61 +216,32 @@ class Coded(msgspec.Struct, array_like=True):
     """changes: changed elements of each kind."""
     scales: list[int] = []
     """changes: of each kind that has any, the scale of their sizes; none if all are 0."""
+    sizes: list[int] = []
+    """Of the streams, see `pack`."""
     packed: bytes = b""
-    """The streams, see `pack`."""
+    """All streams, one after the other."""
 
 
-def pack(streams: Sequence[Squeezed]) -> bytes:
-    """All in one: of each twice its size before zstandard, odd if zstandard made it smaller, and then its size after;
-    then all the bytes. Sizes as LEB128."""
-    head, body = bytearray(), bytearray()
-    for stream in streams:
-        size, data = stream or (-1, b"")
-        for number in (2 * len(data),) if size < 0 else (2 * size + 1, len(data)):
-            head += _leb(number)
-        body += data
-    return _leb(len(streams)) + bytes(head) + bytes(body)
+def pack(streams: Sequence[Squeezed]) -> tuple[list[int], bytes]:
+    """(sizes, all the bytes). Sizes: of each stream twice its size before zstandard, odd if zstandard made it smaller,
+    and then its size after."""
+    sizes: list[int] = []
+    for size, data in (stream or (-1, b"") for stream in streams):
+        sizes += [2 * len(data)] if size < 0 else [2 * size + 1, len(data)]
+    return sizes, b"".join(stream[1] for stream in streams if stream)
 
 
-def unpack(packed: bytes, limit: int) -> list[Squeezed]:
-    """The inverse; of nothing, none. Errors: StoreError if it is damaged, or claims more than `limit` streams."""
-    if not packed:
-        return []
-    count, at = _read_leb(packed, 0)
-    if count > limit:
-        raise damaged(f"it claims {count} streams")
-    sizes = []
-    for _ in range(count):
-        doubled, at = _read_leb(packed, at)
-        size, after = doubled >> 1, doubled >> 1
-        if doubled & 1:
-            after, at = _read_leb(packed, at)
-        sizes.append((size if doubled & 1 else -1, after))
+def unpack(sizes: Sequence[int], packed: bytes) -> list[Squeezed]:
+    """The inverse. Errors: StoreError if the two do not fit."""
     streams: list[Squeezed] = []
-    for size, after in sizes:
-        data, at = packed[at : at + after], at + after
-        if len(data) != after:
+    given, at = iter(sizes), 0
+    for doubled in given:
+        is_smaller = doubled & 1
+        after = next(given, -1) if is_smaller else doubled >> 1
+        if not 0 <= after <= len(packed) - at or doubled < 0:
             raise damaged("a stream ends too early")
-        streams.append((size, data) if data or size >= 0 else None)
+        data, at = packed[at : at + after], at + after
+        streams.append((doubled >> 1 if is_smaller else -1, data) if data or is_smaller else None)
     if at != len(packed):
         raise damaged("something follows its streams")
     return streams
-
-
-def _leb(number: int) -> bytes:
-    found = bytearray()
-    while number > 127:
-        found.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*found, number])
-
-
-def _read_leb(data: bytes, at: int) -> tuple[int, int]:
-    """(number, place after it). Errors: StoreError."""
-    number = shift = 0
-    while at < len(data) and shift < 63:
-        number |= (data[at] & 127) << shift
-        at, shift = at + 1, shift + 7
-        if data[at - 1] < 128:
-            return number, at
-    raise damaged("a size is cut off")
