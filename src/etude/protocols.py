@@ -6,6 +6,7 @@ Implementations: `inference.torch_engine` (Engine), `agent.policy` (Policy), `sa
 
 from __future__ import annotations
 
+import enum
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -17,6 +18,7 @@ from etude.types import (
     KVEpoch,
     Manifest,
     Noun,
+    Opened,
     Routes,
     Run,
     Span,
@@ -231,6 +233,128 @@ class SandboxPool(Protocol):
 
     async def acquire(self, files: Mapping[str, str]) -> Sandbox:
         """A sandbox whose workspace holds `files` and nothing else. The caller closes it."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+# Recording what is served, and what people did next
+
+
+class Consent(enum.StrEnum):
+    """What a person allowed. Without consent nothing is stored."""
+
+    NONE = "none"
+    KEEP = "keep"
+    """Kept for that person and their team to look at; never trained on."""
+    TRAIN = "train"
+
+
+class Owner(Noun, frozen=True, kw_only=True):
+    """Whose a session is, and what may be done with it.
+
+    >>> Owner(tenant="acme", user="u-17", consent=Consent.TRAIN, retention_days=90)
+    """
+
+    tenant: str
+    user: str
+    consent: Consent
+    retention_days: int | None = None
+    """After so many days it is deleted; None: kept until somebody forgets it."""
+
+
+class RepositoryState(Noun, frozen=True, kw_only=True):
+    """Where a session's code stood when it began."""
+
+    root: str
+    """Name of the repository, no path of a person's machine."""
+    commit: str
+    """Full hash; empty: no commit, or not known."""
+    branch: str = ""
+    patch: str = ""
+    """Unified diff of what was not committed."""
+
+
+class ServedTokens(Noun, frozen=True, kw_only=True):
+    """The exact tokens of one served turn: the part of its window from position `start` on.
+
+    Windows are rebuilt by laying the turns of a context end to end; `sessions.windows` does so.
+    """
+
+    start: int
+    ids: np.ndarray
+    """[n] int32: what this turn added, prompt and reply."""
+    sampled: np.ndarray
+    """[n] bool."""
+    logprobs: np.ndarray
+    """[n] float32; 0 where not sampled."""
+    versions: tuple[Run, ...]
+    """Of the sampled tokens; positions count from the start of the window, as in the following two."""
+    kv_epochs: tuple[KVEpoch, ...]
+    """Of the whole window so far."""
+    routes: Routes | None = None
+    routes_start: int = 0
+
+
+class ServedTurn(Noun, frozen=True, kw_only=True):
+    """One answered request: what was new in it, what was answered, and the tokens of both."""
+
+    turn_id: str
+    """Unique. Storing a turn twice is storing it once."""
+    session_id: str
+    number: int
+    """Counts the turns of the session."""
+    owner: Owner
+    source: str
+    """Who spoke: openai, anthropic, agent (our endpoints), or the program whose log was read."""
+    model: str
+    started_at: float
+    """Seconds since 1970, UTC."""
+    first_token_s: float | None
+    wall_s: float
+    messages: tuple[Message, ...]
+    """What the request added to the conversation; all of it where a context opens."""
+    reply: Reply
+    context: int = 0
+    """Number of the token window within the session."""
+    opened: Opened | None = None
+    """Why that window begins with this turn; None: it goes on."""
+    tokens: ServedTokens | None = None
+    """None for turns that a foreign model answered."""
+    repository: RepositoryState | None = None
+
+
+class Event(Noun, frozen=True, kw_only=True):
+    """What happened to a turn's work later.
+
+    `kind`: kept, edited, reverted, follow_up, rating, latency, retention. `value`: a share for kept, edited, reverted
+    and retention, -1 to 1 for a rating, seconds for latency; None where there is no number.
+    """
+
+    event_id: str
+    """Unique, as `turn_id`."""
+    session_id: str
+    turn_id: str | None
+    kind: str
+    at: float
+    """Seconds since 1970, UTC."""
+    value: float | None = None
+    text: str = ""
+    after_s: float | None = None
+    """For retention: how long after the commit it was measured."""
+
+
+@runtime_checkable
+class SessionRecorder(Protocol):
+    """Keeps what is served. When a method has returned, a crash of this process or of the database loses nothing.
+
+    Errors: StoreError where nothing can be kept at all.
+    """
+
+    async def record(self, turn: ServedTurn) -> None: ...
+
+    async def note(self, owner: Owner, event: Event) -> bool:
+        """False: no such session of this tenant."""
         ...
 
     async def close(self) -> None: ...
