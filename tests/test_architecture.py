@@ -42,6 +42,7 @@ HEAVY = {
     "plotly": {"report"},
     "typer": {"cli"},
     "httpx2": {"agent"},
+    "mcp": {"agent"},
 }
 """Who may import what is slow to load."""
 
@@ -55,6 +56,7 @@ BROAD = {
     "frames.py": 1,  # a process boundary: whatever a handler raised, the caller must hear of it
     "inference/torch_engine.py": 1,  # the engine's thread: whatever ended it, every caller must hear of it
     "roles.py": 1,  # whatever ended a worker's job, the process ends, and is replaced
+    "agent/mcp.py": 1,  # whatever the package raises about a server is data for the agent
     "agent/toolbox.py": 1,  # a bug in a tool is data for the agent and counted as `unknown`
     "data/families.py": 1,  # whatever a model sampled, and whatever the package makes of it, is data
     "sandbox/pool.py": 1,  # a task of its own: whoever waits for the sandbox must hear of it

@@ -107,6 +107,7 @@ def resume_run(run: Path) -> dict[str, Any]:
 
 
 async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str, Any]:
+    from etude.agent.mcp import Servers
     from etude.agent.policy import TokenLimits, engine_policies
     from etude.agent.runner import Runner
     from etude.agent.tool import schema
@@ -126,8 +127,6 @@ async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str
     from etude.tasks.rates import choose, load_rates
     from etude.weights.store import open_store
 
-    schemas = [schema(TOOLS[name]) for name in stage.agent.tools]
-    renderer = open_renderer(model_folder(stage.model.path), schemas, thinking=stage.agent.thinking)
     train_tasks, heldout_tasks = load_tasks(stage.tasks.train), load_tasks(stage.tasks.heldout)
     if stage.tasks.solve_rate != (0.0, 1.0):
         train_tasks = choose(train_tasks, load_rates(stage.tasks.rates), stage.tasks.solve_rate)
@@ -137,6 +136,9 @@ async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str
     try:
         async with NamespacePool(stage.sandbox) as sandboxes:
             pool = MemoPool(sandboxes)
+            servers = await Servers.describe(stage.agent.mcp, sandboxes)
+            schemas = [schema(TOOLS[name]) for name in stage.agent.tools] + servers.schemas()
+            renderer = open_renderer(model_folder(stage.model.path), schemas, thinking=stage.agent.thinking)
             engine = EngineSet([ManagedEngine(workers, f"engine-{n}") for n in range(stage.engine.replicas)])
             limits = TokenLimits(context_tokens=stage.agent.context_tokens, reply_tokens=stage.agent.reply_tokens)
             runner = Runner(
@@ -147,10 +149,11 @@ async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str
                 score=functools.partial(score, recipe=stage.reward),
                 infra_retries=stage.rl.infra_retries,
                 seed=stage.rl.seed,
+                servers=servers,
             )
             parts = Parts(
                 folder=folder, stage=stage, workers=workers, store=store, pool=pool, renderer=renderer, engine=engine,
-                trainer=ManagedTrainer(workers, store), runner=runner, train_tasks=train_tasks,
+                trainer=ManagedTrainer(workers, store), runner=runner, servers=servers, train_tasks=train_tasks,
                 heldout_tasks=heldout_tasks, recorder=recorder,
             )  # fmt: skip
             return await run_phases(parts, started=started)

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from etude import config
 from etude.errors import RecipeError, RunError
@@ -36,6 +36,8 @@ async def open_conversation(
     Errors: RecipeError, WorkspaceError, ModelError, SandboxError; RunError if there is nothing to resume.
     """
     from etude.agent.interactive import Conversation, read_saved
+    from etude.agent.loop import Services
+    from etude.agent.mcp import Servers
     from etude.agent.recipe import AgentRecipe
     from etude.agent.search import search_of
     from etude.code.folder import read_folder
@@ -50,30 +52,39 @@ async def open_conversation(
     kept = max(about.glob("*/"), default=None) if resume else about / time.strftime("%Y%m%d-%H%M%S")
     if kept is None:
         raise RunError(f"there is no conversation about {folder.path} yet", hint="leave out --resume")
-    async with (
-        NamespacePool(SandboxRecipe(spares=1, timeout_s=recipe.tool_timeout_s, memory_mb=2048)) as pool,
-        _policies(recipe, url=url, model=model, key=key, on_text=on_text) as make_policy,
-    ):
+    async with NamespacePool(SandboxRecipe(spares=1, timeout_s=recipe.tool_timeout_s, memory_mb=2048)) as pool:
+        servers = await Servers.describe(recipe.mcp, pool)
         sandbox = await pool.acquire(folder.files)
         try:
-            conversation = Conversation(folder, sandbox, make_policy, recipe, screen, kept, search=search_of(recipe))
-            if resume:
-                await conversation.resume(read_saved(kept))
-            kept.mkdir(parents=True, exist_ok=True)
-            yield conversation
+            async with (
+                _policies(recipe, servers.schemas(), url=url, model=model, key=key, on_text=on_text) as make_policy,
+                servers.tools(sandbox) as extra,
+            ):
+                services = Services(ask=screen.ask, search=search_of(recipe), extra=extra)
+                conversation = Conversation(folder, sandbox, make_policy, recipe, screen, kept, services)
+                if resume:
+                    await conversation.resume(read_saved(kept))
+                kept.mkdir(parents=True, exist_ok=True)
+                yield conversation
         finally:
             await sandbox.close()
 
 
 @contextlib.asynccontextmanager
 async def _policies(
-    recipe: AgentRecipe, *, url: str, model: str, key: str, on_text: Callable[[str], None]
+    recipe: AgentRecipe,
+    extra: list[dict[str, Any]],
+    *,
+    url: str,
+    model: str,
+    key: str,
+    on_text: Callable[[str], None],
 ) -> AsyncIterator[Callable[[int], Policy]]:
-    """What makes a policy for each request of a conversation."""
+    """What makes a policy for each request of a conversation. extra: schemas beside those of the recipe's tools."""
     from etude.agent.tool import schema
     from etude.agent.tools import TOOLS
 
-    tools = [schema(TOOLS[name]) for name in recipe.tools]
+    tools = [schema(TOOLS[name]) for name in recipe.tools] + extra
     if url:
         from etude.agent.endpoint import Endpoint, EndpointPolicy
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import Protocol
 
 from etude.agent.loop import Play, Services, changed_files
 from etude.agent.recipe import AgentRecipe
-from etude.agent.tool import Search
 from etude.code.diff import unified_diff
 from etude.code.folder import Folder, apply_changes
 from etude.errors import RunError, SandboxError
@@ -94,8 +94,7 @@ class Conversation:
         recipe: AgentRecipe,
         screen: Screen,
         kept: Path,
-        *,
-        search: Search | None = None,
+        services: Services,
     ) -> None:
         """kept: a folder of this conversation, where it is saved."""
         self.folder, self._kept = folder, kept
@@ -113,8 +112,7 @@ class Conversation:
             prompt="", workspace=folder.files, verifier=IOChecks(path="", checks=()), category="folder",
             source={"folder": str(folder.path)}, limits=Limits(max_turns=recipe.max_turns, wall_s=recipe.wall_s),
         )  # fmt: skip
-        services = Services(ask=screen.ask, search=search, watch=self._watch)
-        self._play = Play(task, sandbox, recipe, time.monotonic, services)
+        self._play = Play(task, sandbox, recipe, time.monotonic, dataclasses.replace(services, watch=self._watch))
 
     async def request(self, text: str) -> Outcome | None:
         """What the person wants, until the agent answers without a call; None: interrupted.

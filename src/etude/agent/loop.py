@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from etude.agent.prompts import opening
 from etude.agent.recipe import AgentRecipe
-from etude.agent.tool import NOT_PASSED, Ask, Desk, Search, Tool, failed
+from etude.agent.tool import NOT_PASSED, Ask, Desk, MakeTool, Search, failed
 from etude.agent.toolbox import Toolbox
 from etude.code.diff import unified_diff
 from etude.errors import EngineError, SandboxDiedError, SandboxError
@@ -39,8 +39,8 @@ class Services:
 
     ask: Ask | None = None
     search: Search | None = None
-    extra: Mapping[str, Tool] = field(default_factory=dict)
-    """Tools that were made for this episode, such as an MCP server's."""
+    extra: Mapping[str, MakeTool] = field(default_factory=dict)
+    """Tools beside the recipe's, such as an MCP server's, by name."""
     watch: Callable[[Reply, Sequence[ToolResult]], Awaitable[None]] | None = None
     """Hears of every turn."""
 

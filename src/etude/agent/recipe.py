@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from etude.agent.tools import TOOLS
 from etude.config import nearest
@@ -12,6 +14,20 @@ TOOL_NAMES = tuple(TOOLS)
 """Every tool there is."""
 BASIC = ("read_file", "edit_file", "run_tests", "finish")
 """What the nano knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpServer:
+    """A server of the Model Context Protocol whose tools the agent may call, as mcp__SERVER__TOOL."""
+
+    command: tuple[str, ...]
+    """The program and its arguments; it speaks over its standard input and output."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to its environment. Inside the sandbox the agent can read it: no secret belongs there."""
+    trusted: bool = False
+    """False: it runs inside the sandbox of each episode. True: on this machine, with your own rights and network."""
+    tools: tuple[str, ...] = ()
+    """The tools that are offered; none: all of the server's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +44,8 @@ class AgentRecipe:
     search_url: str = ""
     """Where web_search asks: an address with {query} in it that answers with JSON as SearXNG's does. Empty: the tool is
     off. It runs on the host, not in the sandbox."""
+    mcp: Mapping[str, McpServer] = field(default_factory=dict)
+    """Servers by name: `[agent.mcp.NAME]`."""
     thinking: str = "keep"
     """What becomes of earlier thinking where a chat format has it: `keep` it where it was sampled, or `drop` it as the
     family's template does, which opens a new context."""
@@ -67,6 +85,11 @@ class AgentRecipe:
             raise RecipeError('agent.tools has "web_search" without a backend', hint="set agent.search_url")
         if self.search_url and "{query}" not in self.search_url:
             raise RecipeError(f"agent.search_url = {self.search_url!r} has no {{query}} in it")
+        for name, server in self.mcp.items():
+            if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,31}", name):
+                raise RecipeError(f"agent.mcp.{name} is not a name", hint="small letters, digits, - and _, at most 32")
+            if not server.command:
+                raise RecipeError(f"agent.mcp.{name}.command is empty", hint='command = ["program", "argument"]')
         if len(set(self.tools)) < len(self.tools) or not self.tools:
             raise RecipeError("agent.tools must name at least one tool, each once", cause=f"tools = {list(self.tools)}")
         if self.finish_needs_pass and "run_tests" not in self.tools:

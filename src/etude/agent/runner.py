@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
@@ -26,6 +27,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec.structs import replace
 
 from etude.agent.loop import Services, run_episode
+from etude.agent.mcp import Servers
 from etude.agent.recipe import AgentRecipe
 from etude.agent.search import search_of
 from etude.errors import EtudeError, RewardError, SandboxError, TaskError
@@ -61,10 +63,12 @@ class Runner:
         infra_retries: int = 2,
         seed: int = 0,
         host_evidence: Callable[[], str | None] | None = None,
+        servers: Servers | None = None,
     ) -> None:
         self._pool, self._make_policy, self._recipe = pool, make_policy, recipe
         self._collect, self._score = collect, score
         self._services = Services(search=search_of(recipe))
+        self._servers = servers or Servers({}, ())
         self._infra_retries, self._seed, self._host_evidence = infra_retries, seed, host_evidence
         self._places = asyncio.Semaphore(recipe.max_episodes)
         self.faults: dict[str, int] = {}
@@ -112,9 +116,11 @@ class Runner:
         try:
             policy = self._make_policy(episode_id=episode_id, seed=seed, min_step=min_step)
             try:
-                episode = await run_episode(
-                    task, sandbox, policy, self._recipe, episode_id=episode_id, services=self._services
-                )
+                async with self._servers.tools(sandbox) as extra:
+                    services = dataclasses.replace(self._services, extra=extra)
+                    episode = await run_episode(
+                        task, sandbox, policy, self._recipe, episode_id=episode_id, services=services
+                    )
             finally:
                 await asyncio.shield(policy.close())
         finally:

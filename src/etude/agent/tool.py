@@ -101,6 +101,10 @@ class Tool:
     run: Any
     """async (self, **arguments) -> str | ToolResult"""
 
+    def checked(self, arguments: Mapping[str, object], *, strict: bool) -> dict[str, object]:
+        """Arguments that `run` takes as they are. Errors: ToolError naming the first that is wrong."""
+        return checked(type(self), arguments, strict=strict)
+
     async def read_text(self, path: str) -> str:
         """Errors: ToolError for what is no text file of the workspace, OSError, SandboxError."""
         check_path(path)
@@ -122,6 +126,10 @@ class Tool:
         if len(data) > MAX_FILE_BYTES:
             raise ToolError(ToolErrorKind.UNEXPECTED_ENVIRONMENT, f"{path} would be too large")
         await self.desk.sandbox.write_file(path, data)
+
+
+MakeTool = Callable[[Desk], Tool]
+"""A class of tools, or what makes one that needs more than the desk."""
 
 
 def check_path(path: str) -> None:

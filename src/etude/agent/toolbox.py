@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-from etude.agent.tool import Desk, Tool, ToolError, checked, failed, schema
+from etude.agent.tool import Desk, MakeTool, Tool, ToolError, failed
 from etude.errors import SandboxError
 from etude.types import ToolCall, ToolErrorKind, ToolResult
 
@@ -21,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Toolbox:
-    """The tools of one episode. `names` come from a checked recipe; `extra` are tools made for this episode (MCP)."""
+    """The tools of one episode. `names` come from a checked recipe; `extra` makes further ones by name (MCP)."""
 
     def __init__(
         self,
@@ -30,14 +29,12 @@ class Toolbox:
         *,
         output_chars: int,
         strict: Sequence[str] = (),
-        extra: Mapping[str, Tool] | None = None,
+        extra: Mapping[str, MakeTool] | None = None,
     ) -> None:
-        self._tools = {name: Tool.registry[name](desk) for name in names} | dict(extra or {})
+        makers: dict[str, MakeTool] = {name: Tool.registry[name] for name in names}
+        self._tools = {name: make(desk) for name, make in {**makers, **(extra or {})}.items()}
         self._output_chars = output_chars
         self._strict = frozenset(strict)
-
-    def schemas(self) -> tuple[dict[str, Any], ...]:
-        return tuple(schema(type(tool)) for tool in self._tools.values())
 
     def only_reads(self, call: ToolCall) -> bool:
         """Whether the call may run beside others of its turn."""
@@ -71,7 +68,7 @@ class Toolbox:
             if tool is None:
                 known = ", ".join(self._tools)
                 raise ToolError(ToolErrorKind.INVALID_ARGUMENTS, f"no tool {call.name[:40]!r}; tools: {known}")
-            arguments = checked(type(tool), call.arguments, strict=call.name in self._strict)
+            arguments = tool.checked(call.arguments, strict=call.name in self._strict)
             answer = await tool.run(**arguments)
         except ToolError as error:
             answer = failed(error.kind, str(error))

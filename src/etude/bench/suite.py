@@ -13,6 +13,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+from etude.agent.mcp import Servers
 from etude.agent.policy import TokenLimits, engine_policies
 from etude.agent.recipe import AgentRecipe
 from etude.agent.runner import Runner, together
@@ -83,6 +84,7 @@ async def run_suite(
     version: Version | None = None,
     finish_needs_pass: bool = False,
     infra_retries: int = 2,
+    servers: Servers | None = None,
     progress: Progress | None = None,
     on_episode: Callable[[int, Scored], None] | None = None,
 ) -> SuiteResult:
@@ -110,6 +112,7 @@ async def run_suite(
         score=functools.partial(score, recipe=reward),
         infra_retries=infra_retries,
         seed=evaluation.seed,
+        servers=servers,
     )
     total = len(tasks) * evaluation.k
     done = solved = 0

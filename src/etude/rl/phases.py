@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from etude.agent.mcp import Servers
 from etude.bench.compare import Row, compare, row_of
 from etude.bench.suite import SuiteResult, run_suite
 from etude.data.episodes import EpisodeRecord, EpisodeWriter
@@ -54,6 +55,7 @@ class Parts:
     engine: EngineSet
     trainer: ManagedTrainer
     runner: GroupRunner
+    servers: Servers
     train_tasks: Sequence[Task]
     heldout_tasks: Sequence[Task]
     recorder: Recorder
@@ -176,6 +178,7 @@ async def _measure(parts: Parts, manifest: Manifest, labels: dict[str, bool]) ->
                     version=manifest.version,
                     finish_needs_pass=barred,
                     infra_retries=stage.rl.infra_retries,
+                    servers=parts.servers,
                     progress=lambda done, total, solved: bar.advance(),
                     on_episode=_keeper(writer, tasks, label.partition("-")[0], manifest.version.step),
                 )
