@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -93,6 +94,17 @@ def test_changes_are_shown_asked_about_and_written(repo: Path) -> None:
     episode = read_file(kept, Episode)
     assert (len(episode.turns), episode.contexts) == (2, ())
     assert "+x = 2" in episode.patch
+
+
+def test_tools_of_an_mcp_server_are_offered_and_called(repo: Path) -> None:
+    server_script = Path(__file__).parents[1] / "agent" / "mcp_server.py"
+    command = json.dumps(["python3", "-c", server_script.read_text()])
+    with endpoint([calls(("mcp__plain__add", {"a": 20, "b": 22})), says("It is 42.")]) as server:
+        code, out, err = run(server, repo, "add", "--once", "-o", f"mcp.plain.command={command}")
+    assert code == 0, err
+    assert "mcp__plain__add" in {tool["function"]["name"] for tool in server.requests[0]["tools"]}
+    assert server.requests[1]["messages"][-1]["content"] == "42"
+    assert "> mcp__plain__add" in out
 
 
 def test_no_leaves_the_folder_alone_and_resume_goes_on_where_it_was(repo: Path) -> None:
