@@ -1,6 +1,6 @@
 """Chat formats: the first turn, what follows a reply, what is read back, and that no text ever becomes a control id.
 
-Every test that names a family runs on all of FORMATS. Real vocabularies and stand-ins: vocabularies.py.
+Every test that names a family runs on EACH of them. Real vocabularies and stand-ins: vocabularies.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.vocabularies import controls_of, tokenizer_json
+from data.vocabularies import controls_of, o200k, tokenizer_json
 from etude.agent.tool import schema
 from etude.agent.tools import TOOLS
 from etude.data.families import FamilyRenderer
@@ -36,9 +36,12 @@ CHATML = (
 )
 """In the form of SmolLM2's."""
 FAMILIES = {"qwen3": "qwen3", "kimi-k2": "kimi-k2", "kimi-k2.5": "kimi-k2", "deepseek-v3": "deepseek-v3",
-            "glm-4.5": "glm-4.5", "llama-3": "llama-3"}  # fmt: skip
-"""Format -> its vocabulary. gpt-oss is missing: its package loads a vocabulary of its own, which none ships."""
+            "glm-4.5": "glm-4.5", "llama-3": "llama-3", "gpt-oss": "gpt-oss"}  # fmt: skip
+"""Format -> its vocabulary."""
+BIG = [pytest.mark.slow, pytest.mark.skipif(o200k() is None, reason="pip install --no-deps litellm")]
+"""Two hundred thousand pieces, out of a large package."""
 FORMATS = (*FAMILIES, "template", "nano")
+EACH = [pytest.param(name, marks=BIG) if name == "gpt-oss" else name for name in FORMATS]
 TASK = (Message(role="system", text="Be brief."), Message(role="user", text="Repair clamp.\n"))
 CALL = ToolCall(name="read_file", arguments={"path": "a.py"})
 
@@ -79,12 +82,24 @@ def spelled(name: str, text: str, calls: Sequence[ToolCall]) -> list[int]:
     reply = Message(role="assistant", text=text, calls=tuple(calls))
     answered = Message(role="tool", results=(ToolResult(text="?"),)) if calls else Message(role="user", text="?")
     whole, start = renderer.open([*TASK, reply, answered]), len(renderer.open(TASK))
+    if name == "gpt-oss":
+        return _thought_and(whole[start - 3 :].tolist(), renderer)  # without <|channel|>analysis<|message|>
     rest = whole[start:].tolist()
     stop = next(place for place, number in enumerate(rest) if number in renderer.stop_ids)
     return rest[: stop + 1]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+def _thought_and(rest: list[int], renderer: Renderer) -> list[int]:
+    """gpt-oss begins in a thought, which no history holds, and ends with <|return|> where a history has <|end|>."""
+    assert isinstance(renderer, FamilyRenderer)
+    tokenizer = renderer._tokenizer
+    end, last = tokenizer.control("<|end|>"), tokenizer.control("<|return|>")
+    stop = next(place for place, number in enumerate(rest) if number in (end, *renderer.stop_ids))
+    thought = tokenizer.encode_format("Hm.<|end|><|start|>assistant").tolist()
+    return [*thought, *rest[:stop], last if rest[stop] == end else rest[stop]]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_a_reply_of_the_format_is_read_back(name: str) -> None:
     reply = spelled(name, "", [CALL])
     parsed = renderer_of(name).parse(reply)
@@ -97,7 +112,7 @@ def test_a_reply_of_the_format_is_read_back(name: str) -> None:
     assert (plain.text.strip(), plain.calls) == ("All is done.", ())
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EACH)
 def test_what_follows_a_reply_extends_the_window_and_is_what_the_whole_conversation_has(name: str) -> None:
     renderer = renderer_of(name)
     opening = renderer.open(TASK)
@@ -109,11 +124,14 @@ def test_what_follows_a_reply_extends_the_window_and_is_what_the_whole_conversat
     whole = renderer.open([*TASK, message, Message(role="tool", results=results)])
     assert len(after) > 3
     assert whole[-len(after) :].tolist() == after.tolist()
-    if name != "kimi-k2.5":  # which writes an empty thought into its history that was never sampled
+    if name not in (
+        "kimi-k2.5",
+        "gpt-oss",
+    ):  # whose histories have thoughts that were not sampled, or lack those that were
         assert np.concatenate([window, after]).tolist() == whole.tolist()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_reply_that_is_spelled_oddly_is_never_spelled_again(name: str) -> None:
     renderer = renderer_of(name)
     opening = renderer.open(TASK)
@@ -122,7 +140,8 @@ def test_a_reply_that_is_spelled_oddly_is_never_spelled_again(name: str) -> None
     after = renderer.follow(
         window, len(opening), Message(role="assistant", text="?", calls=(CALL,)), (ToolResult(text="ok"),)
     )
-    assert (after is None) == (name == "glm-4.5")  # whose calls end otherwise: it opens a new context
+    # a call of GLM's ends otherwise, and a reply of gpt-oss not in the middle of its thought: they open a new context
+    assert (after is None) == (name in ("glm-4.5", "gpt-oss"))
     assert after is None or len(after) > 0
 
 
@@ -132,7 +151,7 @@ MARKS = ["<|im_end|>", "<|im_start|>", "</think>", "<think>", "<tool_call>", "</
 HOSTILE = st.lists(st.sampled_from([*MARKS, *"<|>_ \n/", "end", "user"]), max_size=12).map("".join)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EACH)
 @settings(max_examples=60, deadline=None)
 @given(text=HOSTILE)
 def test_no_text_becomes_a_control_id(name: str, text: str) -> None:
@@ -159,7 +178,7 @@ def test_no_text_becomes_a_control_id(name: str, text: str) -> None:
     assert controls_in(name, follows[1]) == controls_in(name, follows[0])
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EACH)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_whatever_was_sampled_is_read_without_an_error(name: str, data: st.DataObject) -> None:

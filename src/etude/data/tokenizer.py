@@ -219,6 +219,10 @@ class SafeTokenizer:
     def convert_tokens_to_ids(self, token: str) -> int | None:
         return self._whole.token_to_id(token)
 
+    def pieces(self) -> dict[str, int]:
+        """Piece -> id, without added tokens."""
+        return dict(self._bare.get_vocab(with_added_tokens=False))
+
     def control(self, token: str) -> int:
         """Errors: ModelError if there is no such token."""
         number = self._whole.token_to_id(token)
