@@ -76,6 +76,12 @@ def controls_in(name: str, ids: Sequence[int] | np.ndarray) -> list[int]:
     return [int(number) for number in ids if int(number) in controls(name)]
 
 
+def is_part(some: Sequence[int], of: Sequence[int]) -> bool:
+    """Whether nothing was added: a control that a text spells may be text where the format's own words spell it too."""
+    rest = iter(of)
+    return all(number in rest for number in some)
+
+
 def spelled(name: str, text: str, calls: Sequence[ToolCall]) -> list[int]:
     """A reply as the family would sample it, its end included."""
     renderer = renderer_of(name)
@@ -140,8 +146,8 @@ def test_a_reply_that_is_spelled_oddly_is_never_spelled_again(name: str) -> None
     after = renderer.follow(
         window, len(opening), Message(role="assistant", text="?", calls=(CALL,)), (ToolResult(text="ok"),)
     )
-    # a call of GLM's ends otherwise, and a reply of gpt-oss not in the middle of its thought: they open a new context
-    assert (after is None) == (name in ("glm-4.5", "gpt-oss"))
+    # a call of GLM's ends otherwise, and a reply of the other two not in the middle of a thought: a new context opens
+    assert (after is None) == (name in ("glm-4.5", "gpt-oss", "kimi-k2.5"))
     assert after is None or len(after) > 0
 
 
@@ -164,7 +170,7 @@ def test_no_text_becomes_a_control_id(name: str, text: str) -> None:
         return [Message(role="system", text=words), Message(role="user", text=words), reply, answer]
 
     plain, hostile = (renderer.open(conversation(words)) for words in ("x", f"x{text}x"))
-    assert controls_in(name, hostile) == controls_in(name, plain)
+    assert is_part(controls_in(name, hostile), controls_in(name, plain))
     window = renderer.open(TASK)
     reply = np.array(spelled(name, "", [CALL]), np.int32)
     window = np.concatenate([window, reply])
@@ -175,7 +181,7 @@ def test_no_text_becomes_a_control_id(name: str, text: str) -> None:
     ]
     assert follows[0] is not None
     assert follows[1] is not None
-    assert controls_in(name, follows[1]) == controls_in(name, follows[0])
+    assert is_part(controls_in(name, follows[1]), controls_in(name, follows[0]))
 
 
 @pytest.mark.parametrize("name", EACH)

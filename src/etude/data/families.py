@@ -13,6 +13,7 @@ What it does not do: families that the package does not know (template.py).
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,12 +21,16 @@ import numpy as np
 
 from etude.data.calls import made
 from etude.data.harmony import vocabulary
-from etude.data.render import Parsed
+from etude.data.render import Parsed, with_system
 from etude.data.tokenizer import SafeTokenizer
 from etude.errors import ModelError
 from etude.protocols import Message
 from etude.types import ToolCall, ToolResult
 
+_TOOLS = """You can use tools. Their signatures are within <tools></tools>:
+<tools>
+{tools}
+</tools>"""
 NAMES = {
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3",
@@ -65,19 +70,29 @@ class FamilyRenderer:
         retention = {"thinking_retention": "all"} if thinking == "keep" else {}
         try:
             harmony = vocabulary(tokenizer.pieces()) if name == "gpt-oss" else contextlib.nullcontext()
-            with harmony, tokenizer.formatting(alone=True):  # it looks up its control tokens
+            with harmony, tokenizer.formatting():  # it looks up its control tokens
                 self._renderer = create_renderer(tokenizer, by_name[name](**retention))
         except Exception as error:  # whatever the package raises where a vocabulary is another's
             raise ModelError(f"the tokenizer is not of the format {name}", cause=str(error)) from error
         self._tokenizer = tokenizer
-        self._tools = [dict(tool) for tool in tools] or None
+        self._tools = [{"type": "function", "function": dict(tool)} for tool in tools] or None
+        self._words = ""
+        """What says which tools there are, where the family's own format has no place for it."""
+        if tools and not self._writes(str(tools[0]["name"])):
+            self._words = _TOOLS.format(tools="\n".join(json.dumps(tool) for tool in self._tools or ()))
         self._prompt = [int(number) for number in self.open([Message(role="user", text="?")])]
         """Ends as every prompt does: perhaps in the middle of a thought."""
         self.stop_ids = tuple(int(number) for number in self._renderer.get_stop_token_ids())
 
+    def _writes(self, name: str) -> bool:
+        """Whether the family's format names this tool in a first turn."""
+        with self._tokenizer.formatting():
+            ids = self._renderer.render_ids([{"role": "user", "content": "?"}], tools=self._tools)
+        return name in self._tokenizer.decode(ids)
+
     def open(self, messages: Sequence[Message]) -> np.ndarray:
-        chat = _chat(messages)
-        with self._tokenizer.formatting(_texts(chat)):
+        chat = _chat(with_system(messages, self._words))
+        with self._tokenizer.formatting(_texts([chat, self._tools])):
             ids = self._renderer.render_ids(chat, tools=self._tools, add_generation_prompt=True)
         return np.array(ids, np.int32)
 
@@ -95,7 +110,7 @@ class FamilyRenderer:
     def parse(self, ids: Sequence[int] | np.ndarray) -> Parsed:
         tokens = [int(number) for number in ids]
         try:
-            with self._tokenizer.formatting(alone=True):
+            with self._tokenizer.formatting():
                 found = self._renderer.parse_response(tokens, tools=self._tools, prompt_ids=self._prompt)
         except Exception as error:  # what a model sampled must not end a run, whatever the package makes of it
             return _unreadable(tokens, f"the reply cannot be read: {type(error).__name__}")

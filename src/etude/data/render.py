@@ -62,6 +62,15 @@ class Parsed(Noun, frozen=True):
     message_tokens: int
 
 
+def with_system(messages: Sequence[Message], words: str) -> list[Message]:
+    """The conversation with `words` at the end of its system message, which is made if there is none."""
+    if not words:
+        return list(messages)
+    if messages and messages[0].role == "system":
+        return [Message(role="system", text=f"{messages[0].text}\n\n{words}"), *messages[1:]]
+    return [Message(role="system", text=words), *messages]
+
+
 class Renderer(Protocol):
     """A chat format."""
 

@@ -8,8 +8,8 @@ found by rendering a reply and what came after it, and taking what stands after 
     messages --marks--> template --> "<|im_start|>user\n" [3] "<|im_end|>\n..." --> ids
 
 Tools: where the template knows `tools` it writes them itself; else they stand in the system message, in the words that
-most open models were tuned on. Thinking of earlier turns stays as it was sampled. What it does not do: templates that
-count, cut or compare the texts they are given (they would see marks); such a model is refused when it is opened.
+most open models were tuned on. Thinking of earlier turns stays as it was sampled. A template may trim texts. What it
+does not do: templates that count, cut or compare them (they would see marks); such a model is refused when opened.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from etude.data.calls import CLOSE, OPEN, Read, read_hermes, read_xml
-from etude.data.render import Parsed
+from etude.data.render import Parsed, with_system
 from etude.data.tokenizer import SafeTokenizer
 from etude.errors import ModelError
 from etude.protocols import Message
@@ -39,6 +39,7 @@ For each call write a JSON object with name and arguments within <tool_call></to
 </tool_call>"""
 _MARK = "\ue000{}\ue001"
 """Characters that no text of the format holds."""
+_PAD = "\n \n"
 
 
 class TemplateRenderer:
@@ -65,7 +66,9 @@ class TemplateRenderer:
                 "the chat template cannot be read", cause=str(error), hint="see tokenizer_config.json"
             ) from error
         self.stop_ids = tuple(tokenizer.control(token) for token in stop_tokens)
-        self._check()
+        self._trims: frozenset[str] = frozenset()
+        """Roles whose texts the template trims."""
+        self._trims = self._check()
 
     def open(self, messages: Sequence[Message]) -> np.ndarray:
         pieces, texts = self._render(messages, prompt=True)
@@ -97,27 +100,29 @@ class TemplateRenderer:
         )  # fmt: skip
 
     def _render(
-        self, messages: Sequence[Message], *, prompt: bool
+        self, messages: Sequence[Message], *, prompt: bool, pad: str = ""
     ) -> tuple[list[tuple[str, int | None]], list[tuple[str, bool]]]:
         """Pieces (format text, number of the text that follows it or None), and the texts (is it a reply's?).
+
+        pad: stands around every mark.
 
         Errors: ModelError for a template that fails.
         """
         texts: list[tuple[str, bool]] = []
 
-        def mark(text: str, *, is_reply: bool = False) -> str:
-            texts.append((text, is_reply))
-            return _MARK.format(len(texts) - 1)
+        def mark(text: str, role: str) -> str:
+            texts.append((text.strip() if role in self._trims else text, role == "assistant"))
+            return pad + _MARK.format(len(texts) - 1) + pad
 
         chat: list[dict[str, Any]] = []
         for message in self._with_tools(messages):
             if message.role == "tool":
-                chat += [{"role": "tool", "content": mark(result.text)} for result in message.results]
+                chat += [{"role": "tool", "content": mark(result.text, "tool")} for result in message.results]
             elif message.role == "assistant":
                 spelled = "\n".join([message.text, *map(self._spelled, message.calls)]).strip("\n")
-                chat.append({"role": "assistant", "content": mark(spelled, is_reply=True)})
+                chat.append({"role": "assistant", "content": mark(spelled, "assistant")})
             else:
-                chat.append({"role": message.role, "content": mark(message.text)})
+                chat.append({"role": message.role, "content": mark(message.text, message.role)})
         given = {"messages": chat, "add_generation_prompt": prompt, **self._specials}
         if self._knows_tools and self._tools:
             given["tools"] = self._tools
@@ -130,11 +135,7 @@ class TemplateRenderer:
     def _with_tools(self, messages: Sequence[Message]) -> list[Message]:
         if self._knows_tools or not self._tools:
             return list(messages)
-        signatures = "\n".join(json.dumps(tool) for tool in self._tools)
-        words = _TOOLS.format(tools=signatures)
-        if messages and messages[0].role == "system":
-            return [Message(role="system", text=f"{messages[0].text}\n\n{words}"), *messages[1:]]
-        return [Message(role="system", text=words), *messages]
+        return with_system(messages, _TOOLS.format(tools="\n".join(json.dumps(tool) for tool in self._tools)))
 
     def _spelled(self, call: ToolCall) -> str:
         """A call of an earlier turn, where it has to be written again."""
@@ -153,8 +154,11 @@ class TemplateRenderer:
                 parts.append(np.array(self._tokenizer.encode(texts[number][0]), np.int32))
         return np.concatenate(parts)
 
-    def _check(self) -> None:
-        """Every text must come out of the template once, in order. Errors: ModelError."""
+    def _check(self) -> frozenset[str]:
+        """Every text must come out of the template once, in order; the roles whose texts come out trimmed.
+
+        Errors: ModelError.
+        """
         messages = [
             Message(role="system", text="s"), Message(role="user", text="u"), Message(role="assistant", text="a"),
             Message(role="tool", results=(ToolResult(text="t"), ToolResult(text="v"))),
@@ -168,6 +172,9 @@ class TemplateRenderer:
                     cause=f"of {len(texts)} texts it wrote {len(seen)}, or in another order",
                     hint="docs/support.md lists the formats that are known by name",
                 )
+        pieces, _ = self._render(messages, prompt=True, pad=_PAD)
+        roles = [message.role for message in messages for _ in message.results or (message,)]
+        return frozenset(role for role, (before, _) in zip(roles, pieces, strict=False) if not before.endswith(_PAD))
 
 
 def _split(rendered: str) -> list[tuple[str, int | None]]:

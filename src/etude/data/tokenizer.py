@@ -162,7 +162,8 @@ class Tokenizer:
 class SafeTokenizer:
     """The tokenizer of any model folder, for chat formats: texts are encoded without any of its added tokens.
 
-    `encode` and `decode` also take what the package `renderers` passes to Hugging Face's.
+    `encode` and `decode` also take what the package `renderers` passes to Hugging Face's: pieces in which a format's
+    words and somebody's text may stand side by side. An added token is the format's there, unless a text spells it.
     """
 
     unk_token_id = None
@@ -171,14 +172,15 @@ class SafeTokenizer:
         """source: a tokenizer.json; name: for messages. Errors: ModelError."""
         self.name_or_path = name
         self._texts: frozenset[str] | None = None
-        self._is_alone = False
+        self._spelled: frozenset[str] = frozenset()
+        """Added tokens that a text of the format at hand spells."""
         try:
             self._whole = tokenizers.Tokenizer.from_str(source)
             bare = json.loads(source)
             bare["added_tokens"], bare["post_processor"] = [], None
             self._bare = tokenizers.Tokenizer.from_str(json.dumps(bare))
             added = [re.escape(str(token["content"])) for token in json.loads(source)["added_tokens"]]
-            self._controls = re.compile(f"(?:{'|'.join(added) or '(?!)'})+")
+            self._controls = re.compile("|".join(sorted(added, key=len, reverse=True)) or "(?!)")
         except Exception as error:  # the library raises bare Exception on a malformed file
             raise ModelError(f"{name or 'this'} is not a tokenizer", cause=str(error)) from error
 
@@ -191,23 +193,29 @@ class SafeTokenizer:
             raise ModelError(f"no tokenizer in {folder}", cause=str(error), hint="tokenizer.json is missing") from error
 
     @contextlib.contextmanager
-    def formatting(self, texts: Iterable[str] = (), *, alone: bool = False) -> Iterator[None]:
-        """Inside, what is nothing but added tokens, and none of `texts`, is a format's own: it is encoded as them.
-
-        alone: all that is encoded is the format's own.
-        """
-        self._texts, self._is_alone = frozenset(part for text in texts for part in (text, text.strip())), alone
+    def formatting(self, texts: Iterable[str] = ()) -> Iterator[None]:
+        """Inside, what is encoded is a format's, around `texts`."""
+        given = frozenset(part for text in texts for part in (text, text.strip()))
+        self._spelled = frozenset(found for text in given for found in self._controls.findall(text))
+        self._texts = given
         try:
             yield
         finally:
-            self._texts, self._is_alone = None, False
+            self._texts = None
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Of a text: no id of it is an added token's."""
-        is_format = self._texts is not None and text not in self._texts and self._controls.fullmatch(text)
-        if is_format or self._is_alone:
+        if self._texts is None or text in self._texts:
+            return list(self._bare.encode(text, add_special_tokens=False).ids)
+        if not self._spelled or not self._controls.sub("", text):
             return list(self._whole.encode(text, add_special_tokens=False).ids)
-        return list(self._bare.encode(text, add_special_tokens=False).ids)
+        ids: list[int] = []
+        start = 0
+        for match in self._controls.finditer(text):
+            if match[0] not in self._spelled:
+                ids += [*self._bare.encode(text[start : match.start()]).ids, self.control(match[0])]
+                start = match.end()
+        return [*ids, *self._bare.encode(text[start:]).ids]
 
     def encode_format(self, text: str) -> np.ndarray:
         """[n] int32, of what a format writes: added tokens are added tokens."""
