@@ -83,6 +83,7 @@ class World:
     behind: dict[int, int] = field(default_factory=dict)
     """Incarnation -> versions that it committed after a later one began."""
     violations: list[str] = field(default_factory=list)
+    actors: list[Actor] = field(default_factory=list)
 
     def violated(self, what: str) -> None:
         self.violations.append(what)
@@ -207,6 +208,7 @@ class Actor:
         self.world = world
         self.store = SimulatedStore(world, self)
         self.is_over = False
+        world.actors.append(self)
         self._scheduler = greenlet.getcurrent()
         self._own = greenlet.greenlet(self._run)
 
@@ -224,6 +226,11 @@ class Actor:
 
     def give_way(self) -> None:
         self._scheduler.switch()
+
+    def end(self) -> None:
+        """Let go of what it holds: a greenlet that has begun is never collected otherwise."""
+        if self._own:
+            self._own.throw(greenlet.GreenletExit)
 
     def run_a_while(self) -> None:
         """Until it gives way. Called by the scheduler."""
@@ -384,11 +391,15 @@ class Simulation:
             mock.patch("etude.weights.publish.time", clock),
             mock.patch("etude.weights.publish.in_order", _one_by_one),
         ):
-            for _ in range(world.random.randint(60, 400)):
-                self._turn()
-                if world.violations:
-                    return world.violations
-            self._calm_down()
+            try:
+                for _ in range(world.random.randint(60, 400)):
+                    self._turn()
+                    if world.violations:
+                        return world.violations
+                self._calm_down()
+            finally:
+                for actor in world.actors:
+                    actor.end()
         return world.violations
 
     def _turn(self) -> None:
