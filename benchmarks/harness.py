@@ -19,6 +19,9 @@ getrusage of the harness and of the children it waited for. Etude's sandboxes ar
 process, with all that it waited for, is read from /proc before it ends, to the middle of a tick. A pool serves
 thousands of episodes: what starting and closing an idle one costs is taken off.
 
+Where the bare commands take longer than BUSY times their processor time, others use the machine. Goals that read the
+clock are left out then, all the more since sandboxes in cgroups of their own have a share that nice does not lower.
+
 Ours: EndpointPolicy, the agent loop, namespace sandboxes; with the shell tool alone, as the peers have it, and with
 file tools. mini-swe-agent: in its bubblewrap environment, which shares network and processes with the host and limits
 nothing, and in its local one, which isolates nothing. verifiers: its bash harness in the subprocess runtime, which
@@ -66,6 +69,7 @@ VARIABLES = {name: ENV[name] for name in ("PATH", "LANG", "PYTHONDONTWRITEBYTECO
 """What every harness gives its commands."""
 SHELL = ("shell", "finish")
 FILES = ("glob", "read_file", "grep", "edit_file", "shell", "finish")
+BUSY = 1.25
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 Played = Mapping[str, Any]
 """episodes: (mark, seconds, whether it is right) of each; wall_s, cpu_s of all."""
@@ -282,17 +286,21 @@ def work_file(folder: Path, tasks: Sequence[Repository]) -> Path:
 
 
 def values_of(rows: Sequence[Row], peers: Sequence[str], most: int) -> dict[str, float]:
-    """The goals' values; NaN for a peer that was not there. most: episodes at once."""
-    values = {"own_ms_a_turn": median(rows, "etude", "own ms a turn")}
+    """The goals' values; NaN for what was not measured, or not on a quiet machine. most: episodes at once."""
+    commands_ms, commands_cpu_ms = (
+        median(rows, "bare", name) for name in ("commands ms an episode", "commands CPU ms")
+    )
+    is_quiet = commands_ms <= BUSY * commands_cpu_ms
+    values = {"own_ms_a_turn": median(rows, "etude", "own ms a turn") if is_quiet else math.nan}
     for goal, arm in (
         ("mini_bubblewrap", "mini, bubblewrap"),
         ("mini_local", "mini, local"),
         ("verifiers", "verifiers"),
     ):
-        there = arm in peers
-        values[f"{goal}_own"] = ratio(rows, "etude", arm, "own ms a turn") if there else math.nan
-        values[f"{goal}_episodes"] = ratio(rows, "etude", arm, f"episodes/s at {most}") if there else math.nan
-        values[f"{goal}_cpu"] = ratio(rows, "etude", arm, f"CPU s an episode at {most}") if there else math.nan
+        for name, quantity in (("own", "own ms a turn"), ("episodes", f"episodes/s at {most}"),
+                               ("cpu", f"CPU s an episode at {most}")):  # fmt: skip
+            there = arm in peers and (is_quiet or name == "cpu")
+            values[f"{goal}_{name}"] = ratio(rows, "etude", arm, quantity) if there else math.nan
     return values
 
 
