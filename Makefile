@@ -1,6 +1,6 @@
 # quickstart  learn to repair real code here, in minutes: sets up .venv first, resumes an unfinished run
 # test        all tests but the slow ones        check  lint, layers, types, architecture
-# bench       benchmarks, into bench-results/; TRL=PYTHON VLLM=PYTHON name the peers' own
+# bench       benchmarks, into bench-results/; TRL=, VLLM=, MINI=, VERIFIERS=PYTHON name the peers' own
 #             nano  make the shipped model anew (hours; resumable)
 #
 # PYTHON=python3.12 chooses the interpreter for .venv; pip's own variables (PIP_INDEX_URL, ...) are honoured.
@@ -32,6 +32,7 @@ bench: $(READY)
 	@mkdir -p bench-results
 	$(VENV)/bin/python benchmarks/sandbox.py --json bench-results/sandbox.json
 	$(VENV)/bin/python benchmarks/engine.py --json bench-results/engine.json $(if $(VLLM),--vllm $(VLLM))
+	$(VENV)/bin/python benchmarks/harness.py --json bench-results/harness.json $(if $(MINI),--mini $(MINI)) $(if $(VERIFIERS),--verifiers $(VERIFIERS))
 	$(if $(TRL),$(VENV)/bin/python benchmarks/rl_step.py --json bench-results/rl_step.json --trl $(TRL))
 
 nano: $(READY)

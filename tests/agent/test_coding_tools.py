@@ -146,6 +146,23 @@ def test_a_shell_keeps_its_folder_variables_functions_and_exports() -> None:
     ]
 
 
+def test_a_shell_keeps_values_of_several_lines_but_no_read_only_ones_and_no_stray_output() -> None:
+    found = texts(
+        call("shell", command="A=$'one\\n#declared\\ntwo' && readonly B=1 && alias up='cd ..' && mkdir -p 'new dir'"),
+        call("shell", command="{ echo pwd >&3; } 2>/dev/null; cd 'new dir'"),
+        call("shell", command='echo "$A" "[$B]"; alias; basename "$PWD"; cat'),
+        call("shell", command="trap 'echo bye' EXIT; C=3"),
+        call("shell", command='echo "[$C]"; basename "$PWD"'),
+    )
+    assert found == [
+        "",
+        "",
+        "one\n#declared\ntwo []\nalias up='cd ..'\nnew dir\n",
+        "bye\n",
+        "[]\nnew dir\n",
+    ]
+
+
 def test_a_command_that_takes_too_long_is_killed_and_the_shell_goes_on_as_it_was() -> None:
     late, after = answers(
         call("shell", command="cd src; echo begun; sleep 30", timeout_s=0.5), call("shell", command="pwd")

@@ -79,6 +79,8 @@ class Desk:
     todos: list[Any] = field(default_factory=list)
     jobs: int = 0
     """Background jobs that were started."""
+    shell: bytes = b""
+    """Folder, variables and functions that the last call of the shell left: commands that make them anew."""
 
 
 class Tool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from msgspec import Meta
@@ -11,34 +12,48 @@ from etude.protocols import ExecResult
 from etude.types import ToolErrorKind
 
 LINE_FEED = "\n"
-STATE = "/tmp/.shell"
-"""Inside the sandbox: what a call leaves for the next one."""
-_OWN = "BASH|EUID|PPID|SHELLOPTS|UID|_|FUNCNAME|PIPESTATUS"
+JOBS = "/tmp/.shell"
+"""Inside the sandbox: what background jobs leave."""
+_OWN = rb"BASH|EUID|PPID|SHELLOPTS|UID|_|FUNCNAME|PIPESTATUS"
 """Variables that a shell sets for itself."""
-_RUN = f"""
-exec 2>&1
+_NOT_KEPT = re.compile(rb"declare -[a-zA-Z]*r|declare -[-a-zA-Z]+ (" + _OWN + rb")")
+_DECLARED, _WHOLE = b"\n#declared\n", b"\n#whole\n"
+_RUN = """
+exec 2>&1 {__left}>&3 3>&-
 cd /workspace
-[ -r {STATE}/state ] && . {STATE}/state 2>/dev/null
-__save() {{
-    mkdir -p {STATE}
-    {{
-        declare -p | grep -Ev '^declare -[a-zA-Z]*r|^declare -[-a-zA-Z]+ ({_OWN})' \\
-            | sed -E 's/^declare (-[-a-zA-Z]+) /declare -g \\1 /'
-        declare -f | sed '/^__save ()/,/^}}/d'
+. /dev/stdin 2>/dev/null
+__save() {
+    unset -f __save
+    unset BASH_EXECUTION_STRING
+    {
+        declare -p
+        printf '\\n#declared\\n'
+        declare -f
         alias -p
         shopt -p
-        printf 'cd %q\\n' "$PWD"
-    }} > {STATE}/next 2>/dev/null && mv {STATE}/next {STATE}/state
-}}
+        printf 'cd %q\\n\\n#whole\\n' "$PWD"
+    } >&$__left 2>/dev/null
+}
 trap __save EXIT
 eval "$1"
 """
+"""What the last call left comes in on standard input, what this one leaves goes out on the sandbox's result channel:
+the shell is the only program that is started for it."""
 _START = f"""
-mkdir -p {STATE}
-[ -r {STATE}/state ] && . {STATE}/state 2>/dev/null
-setsid bash -c '(eval "$1"); echo $? > {STATE}/job-'$2'.code' job "$1" > {STATE}/job-$2.out 2>&1 < /dev/null &
-echo $! > {STATE}/job-$2.pid
+mkdir -p {JOBS}
+. /dev/stdin 2>/dev/null
+setsid bash -c '(eval "$1"); echo $? > {JOBS}/job-'$2'.code' job "$1" > {JOBS}/job-$2.out 2>&1 < /dev/null &
+echo $! > {JOBS}/job-$2.pid
 """
+
+
+def _state_of(left: bytes) -> bytes | None:
+    """What the next call begins with; None if not all of it is there: the call was killed, or left too much."""
+    variables, parted, rest = left.rpartition(_DECLARED)
+    if not parted or not rest.endswith(_WHOLE):
+        return None
+    kept = (line for line in variables.split(b"\n") if not _NOT_KEPT.match(line))
+    return b"\n".join(kept) + b"\n" + rest
 
 
 class Shell(Tool):
@@ -58,10 +73,11 @@ class Shell(Tool):
         if background:
             self.desk.jobs += 1
             argv = ["bash", "-c", _START, "bash", command, str(self.desk.jobs)]
-            await self.desk.sandbox.exec(argv, timeout_s=limit, leaves=True)
+            await self.desk.sandbox.exec(argv, stdin=self.desk.shell, timeout_s=limit, leaves=True)
             return f"job {self.desk.jobs} is running"
         argv = ["bash", "-c", _RUN, "bash", command]
-        done = await self.desk.sandbox.exec(argv, timeout_s=limit, leaves=True)
+        done = await self.desk.sandbox.exec(argv, stdin=self.desk.shell, timeout_s=limit, leaves=True)
+        self.desk.shell = _state_of(done.result) or self.desk.shell
         text = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
         if done.timed_out:
             shown = self._shown(text)
@@ -86,9 +102,7 @@ class ShellOutput(Tool):
     cuts_middle = True
 
     async def run(self, job: int) -> str:
-        script = (
-            f"cat {STATE}/job-{job}.out 2>/dev/null; [ -e {STATE}/job-{job}.code ] && cat {STATE}/job-{job}.code >&2"
-        )
+        script = f"cat {JOBS}/job-{job}.out 2>/dev/null; [ -e {JOBS}/job-{job}.code ] && cat {JOBS}/job-{job}.code >&2"
         done = await _of_job(self, job, script)
         code = done.stderr.decode().strip()
         state = f"(ended with exit code {code})" if code else "(running)"
@@ -101,7 +115,7 @@ class ShellKill(Tool):
     name = "shell_kill"
 
     async def run(self, job: int) -> str:
-        script = f"kill -KILL -- -$(cat {STATE}/job-{job}.pid) 2>/dev/null; echo killed > {STATE}/job-{job}.code"
+        script = f"kill -KILL -- -$(cat {JOBS}/job-{job}.pid) 2>/dev/null; echo killed > {JOBS}/job-{job}.code"
         await _of_job(self, job, script)
         return "ok"
 
