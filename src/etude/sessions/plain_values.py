@@ -14,11 +14,12 @@ from collections import Counter
 _PLACEHOLDERS = re.compile(
     r"(?i)(?:[<{$%*.\[(#].*|(?:your|my[-_]|some[-_]|the[-_]|test|fake|dummy|example|sample|change|insert|enter|put|replace).*"
     r"|.*(?:example|placeholder|redacted|change[-_]?me|dummy|xxxx|\*\*\*|\.\.\.|1234567|abcdef).*"
-    r"|password\d{0,3}!?|passw(?:or)?d|pass|pw|pwd|secret|token|user|username|none|null|true|false|undefined|foobar|hunter)"
+    r"|password\d{0,3}!?|passw(?:or)?d|pass|pw|pwd|secret|token|user|username|none|null|true|false|undefined|foobar|hunter|tiger)"
 )
 _WORDS = re.compile(r"(?:[A-Za-z]+|\d{1,4}|v\d+)(?:[_.:/+-]+(?:[A-Za-z]+\d{0,3}|\d{1,4}|v\d+))*[_.:/+-]*")
 """Words or small numbers with signs between them: a name, a path, a version, a date."""
 _CAMEL = re.compile(r"[a-z]+(?:[A-Z][a-z]+|[A-Z]{2,5}(?![a-z])|\d{1,3})*|(?:[A-Z][a-z]+|\d{1,3})+")
+_PIECES = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _HEX = re.compile(r"[0-9a-fA-F]+")
 _FILE = re.compile(r".*\.(?:py|js|ts|json|ya?ml|toml|txt|md|html?|css|pem|key|crt|cfg|ini|sh|log)")
 
@@ -44,10 +45,18 @@ def looks_secret(value: str, *, quoted: bool, is_password: bool = False) -> bool
         return False
     if _HEX.fullmatch(value):
         return len(value) >= 16 and digits and entropy(value) >= 2.8
+    if _is_wordy(value):
+        return False
     if is_password:
         signs = any(not c.isalnum() and c not in "_.-/=+:" for c in value)
         return len(value) >= (6 if quoted else 8) and (digits or signs) and entropy(value) >= 2.5
     return len(value) >= 16 and digits and entropy(value) >= 3.5
+
+
+def _is_wordy(value: str) -> bool:
+    """Words beside numbers, as in `Qwen2_5OmniToken2WavConfig`: what chance makes has shorter pieces than that."""
+    pieces = _PIECES.findall(value)
+    return re.fullmatch(r"[\w.]+", value) is not None and sum(map(len, pieces)) >= 3.5 * max(1, len(pieces))
 
 
 def entropy(value: str) -> float:

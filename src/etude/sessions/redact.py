@@ -139,7 +139,7 @@ def _own() -> list[Pattern]:
                r"(?:AIza[0-9A-Za-z_-]{35}|GOCSPX-[0-9A-Za-z_-]{20,60}|ya29\.[0-9A-Za-z_-]{20,500})"),
         secret("huggingface", "hf_", r"(?<!\w)hf_[A-Za-z]{30,60}"),
         secret("slack", "xox xapp-", r"(?:xox[abeoprs]-[A-Za-z0-9-]{10,250}|xapp-\d-[A-Za-z0-9-]{10,250})"),
-        secret("slack", "hooks.slack.com", r"hooks\.slack\.com/services/(?P<secret>[A-Za-z0-9/]{20,100})",
+        secret("slack", "hooks.slack.com", r"(?<![\w.])hooks\.slack\.com/services/(?P<secret>[A-Za-z0-9/]{20,100})",
                lambda match: True),
         secret("jwt", "eyj", r"(?<![\w-])eyJ[A-Za-z0-9_-]{8,4000}\.eyJ[A-Za-z0-9_-]{8,8000}\.[A-Za-z0-9_-]{0,2000}",
                lambda match: True),
@@ -196,7 +196,7 @@ _PROVIDERS: tuple[tuple[str, str, str], ...] = (
     ("OpenAIDetector", "openai", "t3blbkfj"),
     ("PypiTokenDetector", "pypi", "pypi-ag"),
     ("SendGridDetector", "sendgrid", "sg."),
-    ("SlackDetector", "slack", "xox hooks.slack.com"),
+    ("SlackDetector", "slack", "xox"),
     ("SquareOAuthDetector", "square", "sq0csp-"),
     ("StripeDetector", "stripe", "k_live_"),
     ("TelegramBotTokenDetector", "telegram", ":"),
@@ -246,7 +246,10 @@ _KEY_LINE = re.compile(r"[\s\"'+\\nr]*[A-Za-z0-9+/=]{16,}[\s\"'+\\nr]*")
 def _private_keys(text: str) -> Iterator[Found]:
     ends = [match.span() for match in _END.finditer(text)]
     used: set[int] = set()
+    stop = 0
     for begin in _BEGIN.finditer(text):
+        if begin.start() < stop:
+            continue  # inside the one before
         closing = next(((a, b) for a, b in ends if begin.end() <= a < begin.end() + _MAX_KEY), None)
         if closing is None:
             body = _BODY.match(text, begin.end(), begin.end() + _MAX_KEY)
