@@ -37,7 +37,7 @@ def _result(call_id: str, content: Any, *, is_error: bool = False) -> list[dict[
 
 CLAUDE = lines(
     {"type": "summary", "summary": "Repair the shop", "leafUuid": "a4"},
-    {"type": "file-history-snapshot", "messageId": "m", "snapshot": {"trackedFileBackups": {}}, "isSnapshotUpdate": False},
+    {"type": "file-history-snapshot", "messageId": "m", "snapshot": {}, "isSnapshotUpdate": False},
     _claude("user", "u1", None, "total() is wrong, repair it", 0, thinkingMetadata={"level": "high"}),
     _claude("assistant", "a1", "u1", [{"type": "thinking", "thinking": "hm", "signature": "EqQ="}], 1, id="msg_1"),
     _claude("assistant", "a2", "a1", [{"type": "text", "text": "I look at it."}], 2, id="msg_1"),
@@ -158,7 +158,8 @@ OPENCODE = {
     "info": {"id": "ses_1", "projectID": "p1", "directory": "/home/dana/shop", "title": "Repair", "version": "1.0.2",
              "time": {"created": 1_759_000_000_000, "updated": 1_759_000_050_000}},
     "messages": [
-        _message(0, "user", [{"type": "text", "text": "repair f"}, {"type": "file", "filename": "a.png", "url": "data:"},
+        _message(0, "user", [{"type": "text", "text": "repair f"},
+                             {"type": "file", "filename": "a.png", "url": "data:"},
                              {"type": "text", "text": "not for the model", "ignored": True}]),
         _message(1, "assistant", [
             {"type": "step-start", "snapshot": "x"}, {"type": "reasoning", "text": "hm"},
@@ -224,7 +225,7 @@ FILES = {
     "projects/-home-dana-shop/6f1c2b9e-0000-4000-8000-000000000001.jsonl": CLAUDE,
     "projects/-home-dana-shop/agent-77.jsonl": lines(
         _claude("user", "q1", None, "count the files", 14, isSidechain=True, agentId="77"),
-        _claude("assistant", "q2", "q1", [{"type": "text", "text": "12"}], 15, id="msg_6", isSidechain=True, agentId="77"),
+        _claude("assistant", "q2", "q1", [{"type": "text", "text": "12"}], 15, id="msg_6", isSidechain=True),
     ),
     "projects/old/old.jsonl": CLAUDE_OLD,
     "sessions/2025/10/29/rollout-2025-10-29T00-59-00-019a2d7a.jsonl": CODEX,

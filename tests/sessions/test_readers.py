@@ -204,10 +204,12 @@ def test_our_own_episodes_and_conversations(tmp_path: Path) -> None:
     task = Task.make(prompt="Repair f.", workspace={}, verifier=check, category="repair", source={})
     call, result = ToolCall(name="edit_file", arguments={"path": "a.py", "old": "1", "new": "2"}), ToolResult(text="ok")
     played = [
-        Turn(text=f"turn {n}", calls=(call,), results=(result,), stop=StopReason.END, effort=Effort(), span=None, wall_s=2)
+        Turn(text=f"turn {n}", calls=(call,), results=(result,), stop=StopReason.END, effort=Effort(), span=None,
+             wall_s=2)
         for n in range(2)
     ]  # fmt: skip
-    episode = Episode(episode_id="e-1", task_id=task.task_id, contexts=(), turns=tuple(played), outcome=Outcome.FINISHED,
+    episode = Episode(episode_id="e-1", task_id=task.task_id, contexts=(), turns=tuple(played),
+                      outcome=Outcome.FINISHED,
                       patch="", files={}, effort=Effort(), fault=None, timings={})  # fmt: skip
     evidence = Evidence(task_id=task.task_id, episode_id="e-1", passed=(True,), detail="", wall_s=1.0)
     writer = EpisodeWriter(tmp_path)
@@ -252,22 +254,26 @@ HOSTILE: dict[str, bytes] = {
     "empty": b"",
     "binary": bytes(range(256)) * 40,
     "not json": b"hello\nworld\n",
-    "deep": b'{"type":"user","sessionId":"s","parentUuid":null,"message":' + b'{"a":' * 5000 + b"1" + b"}" * 5001 + b"\n",
+    "deep": b'{"type":"user","sessionId":"s","parentUuid":null,"message":'
+    + b'{"a":' * 5000 + b"1" + b"}" * 5001 + b"\n",
     "deep lists": b"[" * 100_000 + b"]" * 100_000,
-    "a huge line": b'{"type":"user","sessionId":"s","parentUuid":null,"message":{"content":"' + b"x" * 3_000_000 + b'"}}\n',
+    "a huge line": b'{"type":"user","sessionId":"s","parentUuid":null,"message":{"content":"'
+    + b"x" * 3_000_000 + b'"}}\n',
     "wrong types": made_logs.lines(
         {"type": 1}, {"type": "user", "message": 3}, {"type": "assistant", "message": {"content": {"a": 1}, "id": []}},
-        {"type": "assistant", "message": {"content": [{"type": "tool_use", "input": [], "name": 5, "id": None}, 7, None]}},
+        {"type": "assistant", "message": {"content": [{"type": "tool_use", "input": [], "name": 5}, 7, None]}},
         {"type": "response_item", "payload": {"type": "function_call", "arguments": 5}}, [], "x", None, 1e400,
         {"type": "session_meta", "payload": {"id": 4, "git": []}}, {"type": "compacted", "payload": {}},
         {"type": "response_item", "payload": {"type": "function_call_output", "output": [[1], None, {"text": 3}]}},
-        {"info": 3, "messages": [{"info": 1, "parts": 2}, {"info": {"role": "assistant"}, "parts": [{"type": "tool"}]}]},
+        {"info": 3, "messages": [{"info": 1, "parts": 2},
+                               {"info": {"role": "assistant"}, "parts": [{"type": "tool"}]}]},
         {"messages": [{"role": "assistant", "tool_calls": [{"function": 3}]}, {"role": ["user"]}]},
     ).encode(),
     "surrogates": b'{"type":"user","sessionId":"\\ud800","parentUuid":null,"message":{"content":"\\udfff"}}\n',
     "times": made_logs.lines(
         *({"type": "assistant", "sessionId": "s", "parentUuid": "x", "timestamp": stamp, "uuid": "u",
-           "message": {"content": "x", "usage": {"output_tokens": -1e14}}} for stamp in (1e300, -5, "9999999", "x", True)),
+           "message": {"content": "x", "usage": {"output_tokens": -1e14}}}
+          for stamp in (1e300, -5, "9999999", "x", True)),
     ).encode(),
 }  # fmt: skip
 

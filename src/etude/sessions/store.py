@@ -122,6 +122,11 @@ class SessionStore:
         with self.database.read() as connection:
             return _has_session(connection, key(tenant), key(session_id))
 
+    def has_event(self, event_id: str) -> bool:
+        with self.database.read() as connection:
+            at = tables.events.c
+            return connection.scalar(sa.select(at.event_id).where(at.event_id == key(event_id))) is not None
+
     def sessions(
         self, *, tenant: str | None = None, user: str | None = None, limit: int | None = None
     ) -> list[SessionRow]:
