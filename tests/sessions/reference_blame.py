@@ -1,7 +1,8 @@
 """Who wrote which line, the slow and obvious way: difflib through every commit, no git blame.
 
-Every line of every file carries its writer. At a commit equal lines keep theirs; a line that is new takes the writer of
-an equal line that vanished in the same commit (it moved), else of a writer's line that nobody has claimed yet.
+Every line of every file carries its writer. At a commit equal lines keep theirs, and so do pieces of lines that were
+replaced at the same place (they were formatted); a line that is new takes the writer of an equal line that vanished in
+the same commit (it moved), else of a writer's line that nobody has claimed yet.
 """
 
 from __future__ import annotations
@@ -62,7 +63,15 @@ def _step(before: Files, after: Files, owners: Owners, claim: Callable[[str, str
                 continue
             for place in range(i, j):
                 vanished.setdefault(a[place], []).append(owners[path][place])
-            fresh += [(path, place) for place in range(k, m)]
+            joined = "".join(line.replace(",", "") for line in a[i:j])
+            for place in range(k, m):
+                piece = b[place].replace(",", "")
+                if len(piece) < 8 or piece not in joined:
+                    fresh.append((path, place))
+                    continue
+                until = joined.index(piece)  # wrapped or joined: it is the line that holds its first character
+                ends = [len("".join(line.replace(",", "") for line in a[i : row + 1])) for row in range(i, j)]
+                new[path][place] = owners[path][i + next(n for n, end in enumerate(ends) if until < end)]
     for path in before.keys() - after.keys():
         for line, owner in zip(before[path], owners[path], strict=True):
             vanished.setdefault(normal(line), []).append(owner)

@@ -216,10 +216,11 @@ def compare(
     return total, same, different
 
 
+@pytest.mark.slow
 def test_blame_agrees_with_the_slow_way_on_made_repositories(tmp_path: Path) -> None:
     total = same = 0
     different: list[str] = []
-    for seed in range(12):
+    for seed in range(6):
         states, writers = made_states(seed)
         git = Git(tmp_path / str(seed))
         names = [git.commit(files, at) for at, files in states]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from etude.code.patch import Change, PatchError, parse_patch
+from etude.code.same_lines import normal
 from etude.code.view import split_lines
 from etude.types import ToolCall
 
@@ -112,10 +113,11 @@ def _replaced(path: str, arguments: Mapping[str, Any]) -> Edit | None:
 
 
 def _difference(old: Sequence[str], new: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Lines that are new, and lines that are gone."""
+    """Lines that are new, and lines that are gone. A line that was only formatted is neither."""
     added: list[str] = []
     removed: list[str] = []
-    for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    before, after = [normal(line) for line in old], [normal(line) for line in new]
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if kind != "equal":
             removed += old[a:b]
             added += new[c:d]

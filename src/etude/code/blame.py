@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from etude.code.added import Edit
-from etude.code.history import Repository
+from etude.code.history import Blamed, Repository
 from etude.code.same_lines import counts, match, normal
 from etude.code.view import split_lines
 
@@ -129,11 +129,27 @@ def remaining(
             continue
         blamed = repository.blame(commit, path, since)
         if blamed:
-            lines, new = [one.text for one in blamed], [one.commit is not None for one in blamed]
+            lines = [one.text for one in blamed]
             names = {path, *(one.path for one in blamed)}
+            new = _new_lines(repository, since, blamed, normalise)
             if claimed := claims(names, lines, new, writers, normalise):
                 found[path] = claimed
     return found
+
+
+def _new_lines(
+    repository: Repository, since: str | None, blamed: Sequence[Blamed], normalise: Callable[[str], str]
+) -> list[bool]:
+    """Which lines are new: not those that blame finds before, nor those that a formatter made of them."""
+    new = [one.commit is not None for one in blamed]
+    kept = {(one.path, one.number) for one in blamed if one.commit is None}
+    for path in {one.path for one in blamed if one.commit is None} if since is not None else ():
+        old = split_lines(repository.text(since or "", path) or "")
+        gone = [line for number, line in enumerate(old, 1) if (path, number) not in kept]
+        places = [place for place, is_new in enumerate(new) if is_new]
+        for place, hit in zip(places, match(gone, [blamed[place].text for place in places], normalise), strict=True):
+            new[place] = hit is None
+    return new
 
 
 def _may_hold(text: str, wanted: set[str], tokens: set[str], normalise: Callable[[str], str]) -> bool:

@@ -17,6 +17,10 @@ MAX_GAP = 1500
 """Tokens on one side of a gap that are compared one by one; longer gaps are compared by lines alone."""
 
 
+MIN_MOVED = 12
+"""Characters that are not blank, for a line out of order to be the same one: `try:` is everywhere."""
+
+
 def normal(line: str) -> str:
     """Without blanks, quotes alike, no comma at the end."""
     return "".join(line.split()).replace("'", '"').rstrip(",")
