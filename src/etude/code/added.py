@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from etude.code.patch import Change, PatchError, parse_patch
-from etude.code.same_lines import normal
+from etude.code.same_lines import match, normal
 from etude.code.view import split_lines
 from etude.types import ToolCall
 
@@ -79,11 +79,11 @@ def edits_of_text(text: str) -> list[Edit]:
     if "\n@@" in text and "+++ " in text:
         return edits_of_patch(text)
     found = []
-    for match in _HEREDOC.finditer(text):
-        target = _TARGET.search(match["after"]) or _TARGET.search(match["before"]) or _TEE.match(match["before"])
-        appends = ">>" in match["after"] + match["before"] or " -a " in match["before"]
+    for doc in _HEREDOC.finditer(text):
+        target = _TARGET.search(doc["after"]) or _TARGET.search(doc["before"]) or _TEE.match(doc["before"])
+        appends = ">>" in doc["after"] + doc["before"] or " -a " in doc["before"]
         if target is not None:
-            found.append(Edit(target[1], tuple(split_lines(match["body"])), is_whole=not appends))
+            found.append(Edit(target[1], tuple(split_lines(doc["body"])), is_whole=not appends))
     return found
 
 
@@ -119,8 +119,9 @@ def _difference(old: Sequence[str], new: Sequence[str]) -> tuple[tuple[str, ...]
     before, after = [normal(line) for line in old], [normal(line) for line in new]
     for kind, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if kind != "equal":
-            removed += old[a:b]
-            added += new[c:d]
+            hits = match(old[a:b], new[c:d])
+            removed += [line for place, line in enumerate(old[a:b]) if place not in hits]
+            added += [line for line, hit in zip(new[c:d], hits, strict=True) if hit is None]
     return tuple(added), tuple(removed)
 
 

@@ -51,7 +51,7 @@ def match(agent: Sequence[str], lines: Sequence[str], normalise: Callable[[str],
     taken = {place for place in found if place is not None}
     free = {theirs[place]: place for place in range(len(agent) - 1, -1, -1) if place not in taken}
     for place, line in enumerate(ours):  # moved lines: out of order, and equal
-        if found[place] is None and counts(lines[place]) and line in free:
+        if found[place] is None and len(line) >= MIN_MOVED and line in free:
             found[place] = free.pop(line)
     return found
 
