@@ -26,6 +26,7 @@ from etude.protocols import Consent, Event, Owner, ServedTurn
 from etude.sessions.entry import Entry, entry_of_event, entry_of_turn, pack_entry, unpack_entry
 from etude.sessions.found import Added, UnavailableError
 from etude.sessions.journal import Batch, Journal
+from etude.sessions.redact import find
 from etude.sessions.scrub import Decode
 
 T = TypeVar("T")
@@ -66,6 +67,7 @@ class JournalRecorder:
 
     async def start(self) -> None:
         """Begin to move what is in the journal, also from an earlier life."""
+        await self._run("redact", find, "")  # reads the patterns now, not while somebody waits
         await self._run("journal", self._recall)
         self._moving = asyncio.create_task(self._move())
 
