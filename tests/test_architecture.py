@@ -22,7 +22,7 @@ BANDS = (
     ("roles", "converse"),
     ("report",),
     ("rl",),
-    ("bench", "tasks"),
+    ("bench", "tasks", "sessions"),
     ("agent", "rewards", "inference", "train"),
     ("data", "models", "weights", "sandbox", "code"),
     ("metrics",),
@@ -32,7 +32,7 @@ BANDS = (
     ("types", "errors", "killpoints"),
 )
 """From the faces down to the ground: a room or module imports from lower bands only."""
-ARROWS = {("bench", "tasks"), ("data", "code"), ("cli", "worker")}
+ARROWS = {("bench", "tasks"), ("tasks", "sessions"), ("bench", "sessions"), ("data", "code"), ("cli", "worker")}
 """The imports that are allowed inside a band."""
 HEAVY = {
     "torch": {"models", "inference", "train"},
@@ -43,6 +43,9 @@ HEAVY = {
     "typer": {"cli"},
     "httpx2": {"agent"},
     "mcp": {"agent"},
+    "sqlalchemy": {"sessions"},
+    "psycopg": {"sessions"},
+    "detect_secrets": {"sessions"},
 }
 """Who may import what is slow to load."""
 
@@ -50,8 +53,8 @@ MAX_LINES, MAX_FUNCTION = 400, 80
 LONGER_FILES = {
     "types.py": 455,  # the nouns are read as one file
 }
-DEEPER = {"agent/tools"}
-"""Folders inside a room: one file a tool, and the folder is the list of them."""
+DEEPER = {"agent/tools", "sessions/readers"}
+"""Folders inside a room: one file a tool or a format, and the folder is the list of them."""
 BROAD = {
     "frames.py": 1,  # a process boundary: whatever a handler raised, the caller must hear of it
     "inference/torch_engine.py": 1,  # the engine's thread: whatever ended it, every caller must hear of it
@@ -218,7 +221,8 @@ def test_every_test_that_the_docs_name_exists() -> None:
 
 def loaded_by(source: str) -> set[str]:
     """Heavy packages in sys.modules after running `source` in a fresh interpreter."""
-    names = ("torch", "transformers", "ray", "vllm", "plotly", "tokenizers", "obstore")
+    names = ("torch", "transformers", "ray", "vllm", "plotly", "tokenizers", "obstore", "sqlalchemy",
+             "detect_secrets")  # fmt: skip
     check = f"\nimport sys\nprint(*(name for name in {names} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", source + check], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

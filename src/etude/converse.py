@@ -1,4 +1,5 @@
-"""A person's folder and an endpoint or a local model -> a conversation (agent/interactive.py), wired.
+"""A person's folder and an endpoint or a local model -> a conversation (agent/interactive.py), wired; and where
+sessions are kept.
 
 Everything heavy is imported by the function that needs it: with an endpoint no torch is loaded.
 """
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from etude.agent.interactive import Conversation, Screen
     from etude.agent.recipe import AgentRecipe
     from etude.protocols import Policy
+    from etude.sessions.recipe import SessionsRecipe
+    from etude.sessions.recorder import JournalRecorder
+    from etude.sessions.scrub import Decode
+    from etude.sessions.store import SessionStore
 
 CODING_TOOLS = ("read_file", "edit_file", "apply_patch", "list_dir", "glob", "grep", "shell", "shell_output",
                 "shell_kill", "read_lints", "todo_write", "ask_user")  # fmt: skip
@@ -116,6 +121,30 @@ async def _policies(
         )  # fmt: skip
     finally:
         await engine.close()
+
+
+def open_sessions(db: str = "") -> SessionStore:
+    """The session database at a URL, or the user's own. Errors: RecipeError, StoreError."""
+    try:
+        from etude.sessions.store import SessionStore
+    except ModuleNotFoundError as error:
+        hint = "pip install 'etude-rl[sessions]'"
+        raise RecipeError("sessions need packages that are not here", cause=str(error), hint=hint) from error
+    return SessionStore(db or f"sqlite:///{state_folder() / 'sessions' / 'sessions.db'}")
+
+
+def open_recorder(recipe: SessionsRecipe, decode: Decode | None) -> JournalRecorder:
+    """What keeps what is served, as the recipe says. decode: the text of token ids; without it no ids are kept.
+
+    The caller starts and closes it. Errors: RecipeError, StoreError.
+    """
+    from etude.sessions.recorder import JournalRecorder
+    from etude.sessions.store import SessionStore
+
+    folder = state_folder() / "sessions"
+    url = recipe.db or f"sqlite:///{folder / 'sessions.db'}"
+    store = SessionStore(url, retention_days=recipe.retention_days)
+    return JournalRecorder(store, Path(recipe.journal) if recipe.journal else folder / "journal", decode=decode)
 
 
 def state_folder() -> Path:

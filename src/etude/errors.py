@@ -13,7 +13,8 @@
     |   +-- VersionError     the asked step or version cannot be served (HTTP 409)
     |   +-- OverloadedError  back-pressure: try again later
     +-- RewardError      grading could not be carried out                          exit 1
-    +-- StoreError       the weight store is unusable or something in it is wrong  exit 1
+    +-- SessionError     a log of an agent cannot be read                          exit 2
+    +-- StoreError       a store of weights or sessions is unusable, or something in it is wrong  exit 1
         +-- MissingError     a named object is gone
         +-- LostRaceError    another publisher owns this version or incarnation
 
@@ -109,6 +110,11 @@ class RewardError(EtudeError, RuntimeError):
     boundary = "reward"
 
 
+class SessionError(EtudeError, ValueError):
+    boundary = "session"
+    exit_code = 2
+
+
 class StoreError(EtudeError, OSError):
     boundary = "store"
 
@@ -125,8 +131,8 @@ BY_NAME: dict[str, type[EtudeError]] = {
     kind.__name__: kind
     for kind in (
         EtudeError, RecipeError, ModelError, TaskError, WorkspaceError, RunError, LostRankError, SandboxError,
-        SandboxDiedError, EngineError, RequestError, VersionError, OverloadedError, RewardError, StoreError,
-        MissingError, LostRaceError,
+        SandboxDiedError, EngineError, RequestError, VersionError, OverloadedError, RewardError, SessionError,
+        StoreError, MissingError, LostRaceError,
     )
 }  # fmt: skip
 """For `frames`, which carries errors between processes by name."""

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from etude import __version__
-from etude.cli import agent, checks, doctor, nano, report, rl, runs, tasks, weights
+from etude.cli import agent, checks, doctor, nano, report, rl, runs, sessions, tasks, weights
 from etude.errors import EtudeError
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ def _root(
 app.command("quickstart", rich_help_panel="Start")(rl.quickstart)
 app.command("doctor", rich_help_panel="Start")(doctor.doctor)
 app.add_typer(tasks.app, name="tasks", rich_help_panel="Data")
+app.add_typer(sessions.app, name="sessions", rich_help_panel="Data")
 app.command("pretrain", rich_help_panel="Train")(nano.pretrain)
 app.command("sft", rich_help_panel="Train")(nano.sft)
 app.command("rl", rich_help_panel="Train")(rl.rl)

@@ -124,7 +124,7 @@ def read_episodes(folder: Path, limit: int | None = None, when: str | None = Non
     """
     left = limit
     for path in _segments(folder, when):
-        for record in _read_segment(path):
+        for record in read_segment(path):
             if left is not None:
                 if left <= 0:
                     return
@@ -132,7 +132,8 @@ def read_episodes(folder: Path, limit: int | None = None, when: str | None = Non
             yield record
 
 
-def _read_segment(path: Path) -> Iterator[EpisodeRecord]:
+def read_segment(path: Path) -> Iterator[EpisodeRecord]:
+    """Records of one segment. Errors: StoreError, as of `read_episodes`."""
     decompressor = zstandard.ZstdDecompressor()
     try:
         with path.open("rb") as file:
