@@ -90,6 +90,9 @@ def list_(tenant: AllTenants = None, user: AllUsers = None, db: Db = "", as_json
              "last": time.strftime("%Y-%m-%d %H:%M", time.localtime(row.last_at))}
             for row in store.sessions(tenant=tenant, user=user)
         ]  # fmt: skip
+    if not as_json:  # what fits a terminal
+        names = ("session", "user", "source", "turns", "last")
+        rows = [{name: str(row[name])[:24] for name in names} for row in rows]
     show(rows, as_json=as_json)
 
 
