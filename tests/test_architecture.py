@@ -19,10 +19,10 @@ BANDS = (
     ("cli",),
     ("worker", "stages"),
     ("build",),
-    ("roles", "converse"),
+    ("roles", "converse", "serving"),
     ("report",),
     ("rl",),
-    ("bench", "tasks"),
+    ("bench", "tasks", "serve"),
     ("agent", "rewards", "inference", "train"),
     ("data", "models", "weights", "sandbox", "code"),
     ("metrics",),
@@ -42,6 +42,10 @@ HEAVY = {
     "plotly": {"report"},
     "typer": {"cli"},
     "httpx2": {"agent"},
+    "fastapi": {"serve"},
+    "starlette": {"serve"},
+    "uvicorn": {"serve"},
+    "prometheus_client": {"serve"},
 }
 """Who may import what is slow to load."""
 
@@ -216,7 +220,7 @@ def test_every_test_that_the_docs_name_exists() -> None:
 
 def loaded_by(source: str) -> set[str]:
     """Heavy packages in sys.modules after running `source` in a fresh interpreter."""
-    names = ("torch", "transformers", "ray", "vllm", "plotly", "tokenizers", "obstore")
+    names = ("torch", "transformers", "ray", "vllm", "plotly", "tokenizers", "obstore", "fastapi", "uvicorn")
     check = f"\nimport sys\nprint(*(name for name in {names} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", source + check], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -28,6 +28,12 @@ class Epochs:
         self._covered = 0
         """Positions whose KV the last epoch's tokens saw; a token never sees its own."""
 
+    def copy(self) -> Epochs:
+        """One that can go on without changing this one."""
+        other = Epochs()
+        other.found, other._covered = list(self.found), self._covered
+        return other
+
     def add(self, epochs: Sequence[KVEpoch], *, start: int, length: int) -> None:
         """Those of a request whose reply begins at `start`, in a window that is `length` long now.
 

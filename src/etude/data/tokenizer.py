@@ -15,6 +15,7 @@ import contextlib
 import functools
 import json
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -159,6 +160,13 @@ class Tokenizer:
         return str(self._backend.decode([int(number) for number in ids], skip_special_tokens=False))
 
 
+class _Formatting(threading.local):
+    """What a thread is encoding just now (SafeTokenizer.formatting)."""
+
+    texts: frozenset[str] | None = None
+    is_alone = False
+
+
 class SafeTokenizer:
     """The tokenizer of any model folder, for chat formats: texts are encoded without any of its added tokens.
 
@@ -170,8 +178,7 @@ class SafeTokenizer:
     def __init__(self, source: str, name: str = "") -> None:
         """source: a tokenizer.json; name: for messages. Errors: ModelError."""
         self.name_or_path = name
-        self._texts: frozenset[str] | None = None
-        self._is_alone = False
+        self._now = _Formatting()
         try:
             self._whole = tokenizers.Tokenizer.from_str(source)
             bare = json.loads(source)
@@ -196,16 +203,18 @@ class SafeTokenizer:
 
         alone: all that is encoded is the format's own.
         """
-        self._texts, self._is_alone = frozenset(part for text in texts for part in (text, text.strip())), alone
+        now = self._now
+        now.texts, now.is_alone = frozenset(part for text in texts for part in (text, text.strip())), alone
         try:
             yield
         finally:
-            self._texts, self._is_alone = None, False
+            now.texts, now.is_alone = None, False
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Of a text: no id of it is an added token's."""
-        is_format = self._texts is not None and text not in self._texts and self._controls.fullmatch(text)
-        if is_format or self._is_alone:
+        texts = self._now.texts
+        is_format = texts is not None and text not in texts and self._controls.fullmatch(text)
+        if is_format or self._now.is_alone:
             return list(self._whole.encode(text, add_special_tokens=False).ids)
         return list(self._bare.encode(text, add_special_tokens=False).ids)
 
