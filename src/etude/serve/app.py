@@ -10,17 +10,16 @@ What it does not do: listen (server.py).
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from etude import __version__
 from etude.errors import EtudeError
+from etude.serve.agent_routes import add_agent
+from etude.serve.agent_session import AgentSessions
 from etude.serve.anthropic_messages import Messages, conversation_of
 from etude.serve.anthropic_wire import CountRequest
 from etude.serve.document import described, document_of
@@ -32,50 +31,24 @@ from etude.serve.openai_responses import Responses
 from etude.serve.recipe import ANY
 from etude.serve.refusal import Refusal, refusal_of, status_of
 from etude.serve.refusal import body_of as refusal_body
+from etude.serve.routes import api_of, json_response, simple
 from etude.serve.turn import Parts
 
-_log = logging.getLogger(__name__)
-Handler = Callable[[Request], Awaitable[Any]]
 
-
-def make_app(parts: Parts, gate: Gate) -> FastAPI:
-    """The server's endpoints over `parts`, for whom `gate` lets in."""
+def make_app(parts: Parts, gate: Gate, agents: AgentSessions | None = None) -> FastAPI:
+    """The server's endpoints over `parts`, for whom `gate` lets in. agents: None leaves out the agent's."""
     app = FastAPI(title="Etude", version=__version__, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     for path, api in (("chat/completions", ChatCompletions()), ("responses", Responses()), ("messages", Messages())):
         _add_exchange(app, parts, gate, f"/v1/{path}", api)
     _add_others(app, parts, gate)
+    if agents is not None:
+        add_agent(app, parts, gate, agents)
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(EtudeError, _failed)
     app.add_exception_handler(HTTPException, _unknown)
     app.add_exception_handler(Exception, _broken)
     app.openapi = lambda: document_of(app)  # type: ignore[method-assign]
     return app
-
-
-def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """JSON that no cache keeps."""
-    kept = {"cache-control": "no-store", **(headers or {})}
-    return Response(msgspec.json.encode(value), status_code=status, headers=kept, media_type="application/json")
-
-
-def simple(parts: Parts, gate: Gate, name: str, work: Callable[[Request, Any], Awaitable[Any]]) -> Handler:
-    """An endpoint that answers with JSON: `work` is given the request and who asks. Errors of it: Refusal."""
-
-    async def handle(request: Request) -> Response:
-        visit = gate.admit(request)
-        status = 500
-        try:
-            found = await work(request, visit.caller)
-            status = 200
-            return json_response(found)
-        except Refusal as refusal:
-            status = status_of(refusal, _api_of(request))
-            raise
-        finally:
-            gate.leave(visit)
-            parts.measures.requests.labels(name, str(status)).inc()
-
-    return handle
 
 
 def _add_exchange(app: FastAPI, parts: Parts, gate: Gate, path: str, api: Api) -> None:
@@ -155,14 +128,9 @@ def _model(name: str, parts: Parts) -> dict[str, Any]:
 # Errors outside an Exchange
 
 
-def _api_of(request: Request) -> str:
-    is_anthropic = request.url.path.startswith("/v1/messages") or "anthropic-version" in request.headers
-    return "anthropic" if is_anthropic else "openai"
-
-
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
-    api = _api_of(request)
+    api = api_of(request)
     return json_response(refusal_body(error, api), status_of(error, api), error.headers())
 
 
@@ -175,7 +143,7 @@ async def _unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     words = {404: "there is nothing at this path", 405: "this path does not take that method"}
     refusal = Refusal(error.status_code, words.get(error.status_code, "the request cannot be read"))
-    api = _api_of(request)
+    api = api_of(request)
     headers = {**(error.headers or {}), **refusal.headers()}
     return json_response(refusal_body(refusal, api), status_of(refusal, api), headers)
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from etude.protocols import Engine, SessionRecorder
+from etude.agent.recipe import AgentRecipe
+from etude.protocols import Engine, SandboxPool, SessionRecorder
+from etude.serve.agent_session import AgentSessions
 from etude.serve.app import make_app
 from etude.serve.gate import Gate
 from etude.serve.keys import Keys
@@ -21,9 +23,12 @@ from etude.serve.turn import Parts
 
 def make_server(
     engine: Engine, chat: Chat, recipe: ServeRecipe, *, name: str, recorder: SessionRecorder | None = None,
-    keys: Keys | None = None,
+    keys: Keys | None = None, pool: SandboxPool | None = None, agent: AgentRecipe | None = None,
 ) -> HttpServer:  # fmt: skip
-    """One that can be started. name: of the model. keys: instead of those of the recipe's file. Errors: RecipeError."""
+    """One that can be started. name: of the model. keys: instead of those of the recipe's file. pool: for the agent.
+
+    Errors: RecipeError.
+    """
     if keys is None and recipe.keys:
         keys = Keys.load(Path(recipe.keys))
     memory = Memory(max_windows=recipe.remembered_windows, max_tokens=recipe.remembered_tokens)
@@ -32,4 +37,8 @@ def make_server(
         sessions=Sessions(4 * recipe.remembered_windows), measures=Measures(), recorder=recorder,
     )  # fmt: skip
     gate = Gate(recipe, keys)
-    return HttpServer(make_app(parts, gate), gate, recipe)
+    agents = None if pool is None else AgentSessions(parts, pool, agent or AgentRecipe())
+    server = HttpServer(make_app(parts, gate, agents), gate, recipe)
+    if agents is not None:
+        server.at_end(agents.close)
+    return server

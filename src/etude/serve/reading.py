@@ -27,9 +27,12 @@ _SPARSE = 64
 class ReplyReader:
     """Reads one reply. stops: texts that end it where they begin."""
 
-    def __init__(self, renderer: Renderer, *, forced: Sequence[int] = (), stops: Sequence[str] = ()) -> None:
-        """forced: ids that the reply begins with and that were not sampled."""
-        self._renderer, self._stops = renderer, tuple(stops)
+    def __init__(
+        self, renderer: Renderer, *, forced: Sequence[int] = (), stops: Sequence[str] = (), keeps_broken: bool = False
+    ) -> None:
+        """forced: ids that the reply begins with and that were not sampled. keeps_broken: calls that cannot be read stay
+        calls, for a harness that answers them."""
+        self._renderer, self._stops, self._keeps_broken = renderer, tuple(stops), keeps_broken
         self._ids: list[int] = list(forced)
         self._forced = len(self._ids)
         self._read = 0
@@ -65,7 +68,7 @@ class ReplyReader:
     def finish(self) -> tuple[str, tuple[ToolCall, ...], Parsed]:
         """The rest to say, the calls, and the format's own reading with its counts."""
         parsed = self._renderer.parse(self._ids)
-        if any(call.error for call in parsed.calls):
+        if any(call.error for call in parsed.calls) and not self._keeps_broken:
             body = self._ids[:-1] if self._ids and self._ids[-1] in self._renderer.stop_ids else self._ids
             raw = self._renderer.spell(body)
             known = raw.find(self.told)

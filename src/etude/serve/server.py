@@ -13,7 +13,7 @@ import contextlib
 import signal
 import socket
 from asyncio.events import TimerHandle
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -40,7 +40,12 @@ class HttpServer:
         )  # fmt: skip
         self._server = _Server(config)
         self._serving: asyncio.Task[None] | None = None
+        self._endings: list[Callable[[], Awaitable[None]]] = []
         self.url = ""
+
+    def at_end(self, ending: Callable[[], Awaitable[None]]) -> None:
+        """Something to do once the last request is over."""
+        self._endings.append(ending)
 
     async def start(self) -> None:
         """Listen; `url` says where. Errors: RunError if the address cannot be had."""
@@ -78,6 +83,8 @@ class HttpServer:
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
+        for ending in self._endings:
+            await ending()
 
 
 class _Server(uvicorn.Server):

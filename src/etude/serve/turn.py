@@ -86,6 +86,7 @@ class Turn:
         self.usage = Usage()
         self.stop = StopReason.END
         self.calls: tuple[ToolCall, ...] = ()
+        self.effort = Effort()
         self.versions: list[Run] = []
         self.stopped_by = ""
         """Of the request's stop texts, the one that was met."""
@@ -134,7 +135,7 @@ class Turn:
         forced = parts.rendering.forced(self._renderer, ask)
         self._ids = follows(self._ids, forced)
         self._start = len(self._ids)
-        self._reader = ReplyReader(self._renderer, forced=forced, stops=ask.stop)
+        self._reader = ReplyReader(self._renderer, forced=forced, stops=ask.stop, keeps_broken=ask.api == "agent")
         self._forced = len(forced)
         limit = parts.rendering.max_context
         if limit and self._start >= limit:
@@ -174,6 +175,7 @@ class Turn:
             chunk = await self._next()
             self._taken.append(chunk)
         rest, self.calls, parsed = reader.finish()
+        self.effort = self._effort(parsed)
         self.stop, self.stopped_by = chunk.stop or StopReason.END, reader.cut_by
         await self._keep(parsed, chunk)
         yield _delta(unsaid + rest, pending)
@@ -260,7 +262,7 @@ class Turn:
         epochs.add(last.kv_epochs, start=self._start, length=len(ids))
         if parts.recorder is not None and self._owner.consent is not Consent.NONE:
             tokens = self._tokens(ids, len(window.ids), tuple(epochs.found), last) if is_whole else None
-            await self._record(parts.recorder, self._served(parsed, tokens))
+            await self._record(parts.recorder, self._served(tokens))
         self._is_kept = True
         if is_whole:  # a reply that a stop text cut has no record of its KV: the next turn opens a new context
             window.epochs = epochs
@@ -292,21 +294,25 @@ class Turn:
             versions=tuple(self.versions), kv_epochs=epochs, routes=last.routes, routes_start=last.routes_start,
         )  # fmt: skip
 
-    def _served(self, parsed: Parsed, tokens: ServedTokens | None) -> ServedTurn:
-        window, parts = self._window, self._parts
+    def _effort(self, parsed: Parsed) -> Effort:
+        window = self._window
         assert window is not None
-        end = self._start + self.usage.sampled
-        effort = Effort(
+        return Effort(
             thinking_tokens=parsed.thinking_tokens, call_tokens=parsed.call_tokens,
             message_tokens=parsed.message_tokens, calls=len(self.calls), turns=1,
             output_tokens=0 if self._opened is not None else self._start - len(window.ids),
         )  # fmt: skip
+
+    def _served(self, tokens: ServedTokens | None) -> ServedTurn:
+        window, parts = self._window, self._parts
+        assert window is not None
+        end = self._start + self.usage.sampled
         return ServedTurn(
             turn_id=self.turn_id, session_id=self.session_id, number=self._session.next_turn(), owner=self._owner,
             source=self.ask.api, model=parts.name, started_at=self._at, first_token_s=self._first_token_s,
             wall_s=time.perf_counter() - self._began, messages=tuple(self._added),
             reply=Reply(
-                text=self._reader.told, calls=self.calls, stop=self.stop, effort=effort,
+                text=self._reader.told, calls=self.calls, stop=self.stop, effort=self.effort,
                 span=Span(context=window.context, start=self._start, end=end) if tokens else None,
             ),
             context=window.context, opened=self._opened, tokens=tokens, repository=_repository(self._pins.repository),
