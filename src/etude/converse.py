@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etude import config
+from etude.agent.recipe import CODING
 from etude.errors import RecipeError, RunError
 from etude.types import digest_of
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from etude.agent.interactive import Conversation, Screen
     from etude.agent.recipe import AgentRecipe
     from etude.protocols import Policy
-
-CODING_TOOLS = ("read_file", "edit_file", "apply_patch", "list_dir", "glob", "grep", "shell", "shell_output",
-                "shell_kill", "read_lints", "todo_write", "ask_user")  # fmt: skip
 
 
 @contextlib.asynccontextmanager
@@ -42,7 +40,7 @@ async def open_conversation(
     from etude.sandbox.pool import NamespacePool
     from etude.sandbox.recipe import SandboxRecipe
 
-    limits = {"tools": list(CODING_TOOLS), "context_tokens": 200_000, "reply_tokens": 16_000, "max_turns": 100,
+    limits = {"tools": list(CODING), "context_tokens": 200_000, "reply_tokens": 16_000, "max_turns": 100,
               "max_calls": 400, "wall_s": 3600.0, "tool_timeout_s": 120.0, "tool_output_chars": 16_000}  # fmt: skip
     recipe = config.convert(config.override(limits, overrides), AgentRecipe, where="agent")
     folder = read_folder(repo)

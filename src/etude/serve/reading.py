@@ -30,8 +30,8 @@ class ReplyReader:
     def __init__(
         self, renderer: Renderer, *, forced: Sequence[int] = (), stops: Sequence[str] = (), keeps_broken: bool = False
     ) -> None:
-        """forced: ids that the reply begins with and that were not sampled. keeps_broken: calls that cannot be read stay
-        calls, for a harness that answers them."""
+        """forced: ids that the reply begins with and that were not sampled. keeps_broken: calls that cannot be read
+        stay calls, for a harness that answers them."""
         self._renderer, self._stops, self._keeps_broken = renderer, tuple(stops), keeps_broken
         self._ids: list[int] = list(forced)
         self._forced = len(self._ids)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -270,7 +271,8 @@ class Turn:
             reply = Boundary(self._start - self._forced, len(ids), key)
             for context_id in parts.memory.keep(window, ids, reply):
                 parts.measures.forgotten.inc()
-                await parts.engine.forget(context_id)
+                with contextlib.suppress(EngineError):  # an engine that is gone has nothing to free
+                    await parts.engine.forget(context_id)
         parts.measures.windows.set(len(parts.memory))
         parts.measures.window_tokens.set(parts.memory.tokens)
         parts.measures.wall_s.observe(time.perf_counter() - self._began)
