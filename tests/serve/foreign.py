@@ -2,9 +2,9 @@
 
     install-foreign FOLDER installs them; ETUDE_FOREIGN names the folder (default: /tmp/foreign)
 
-The model is scripted behind the Engine protocol: it reads the prompt that the engine was given, finds the program's own
-shell among the tools in it, looks, repairs, tries, and says that it is done; ids are Qwen3's. What a program asks beside
-that (titles, summaries) is answered with a line of text.
+The model is scripted behind the Engine protocol: it reads the prompt that the engine was given, finds the program's
+own shell among the tools in it, looks, repairs, tries, and says that it is done; ids are Qwen3's. What a program asks
+beside that (titles, summaries) is answered with a line of text.
 """
 
 from __future__ import annotations
@@ -130,11 +130,12 @@ def codex(folder: Path, home: Path, url: str) -> tuple[Sequence[str], Mapping[st
 
 
 def opencode(folder: Path, home: Path, url: str) -> tuple[Sequence[str], Mapping[str, str]]:
+    provider = {"npm": "@ai-sdk/openai-compatible", "name": "Etude", "models": {"qwen": {"name": "Qwen"}},
+                "options": {"baseURL": f"{url}/v1", "apiKey": "none"}}  # fmt: skip
     config = {
         "$schema": "https://opencode.ai/config.json", "model": "etude/qwen", "small_model": "etude/qwen",
         "share": "disabled", "autoupdate": False, "permission": {"edit": "allow", "bash": "allow"},
-        "provider": {"etude": {"npm": "@ai-sdk/openai-compatible", "name": "Etude", "models": {"qwen": {"name": "Qwen"}},
-                               "options": {"baseURL": f"{url}/v1", "apiKey": "none"}}},
+        "provider": {"etude": provider},
     }  # fmt: skip
     (folder / "opencode.json").write_text(json.dumps(config))
     return ["run", "--model", "etude/qwen", PROMPT], {"OPENCODE_DISABLE_AUTOUPDATE": "1",
