@@ -32,6 +32,7 @@ bench: $(READY)
 	@mkdir -p bench-results
 	$(VENV)/bin/python benchmarks/sandbox.py --json bench-results/sandbox.json
 	$(VENV)/bin/python benchmarks/engine.py --json bench-results/engine.json $(if $(VLLM),--vllm $(VLLM))
+	$(VENV)/bin/python benchmarks/serve.py --json bench-results/serve.json
 	$(if $(TRL),$(VENV)/bin/python benchmarks/rl_step.py --json bench-results/rl_step.json --trl $(TRL))
 
 nano: $(READY)
