@@ -154,13 +154,14 @@ def test_two_spellings_of_one_history_go_on_in_one_window() -> None:
     talk([calls("shell", command="ls", n=1), says("ok")], body)
 
 
-def test_an_earlier_reply_and_a_window_that_is_busy_are_forked_with_the_same_ids() -> None:
+@pytest.mark.parametrize("length", [1, 9000])  # long texts are encoded in a thread
+def test_an_earlier_reply_and_a_window_that_is_busy_are_forked_with_the_same_ids(length: int) -> None:
     async def body(client: openai.AsyncOpenAI, site: Site) -> None:
         first = await client.chat.completions.create(model="qwen", messages=ASK)
         history = [*ASK, {"role": "assistant", "content": first.choices[0].message.content}]
         async with asyncio.TaskGroup() as group:
             for words in ("one", "two"):
-                asked = [*history, {"role": "user", "content": words}]
+                asked = [*history, {"role": "user", "content": words * length}]
                 group.create_task(client.chat.completions.create(model="qwen", messages=asked))
         asked = [*history, {"role": "user", "content": "three"}]
         await client.chat.completions.create(model="qwen", messages=asked)

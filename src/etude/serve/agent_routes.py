@@ -96,10 +96,10 @@ def add_agent(app: FastAPI, parts: Parts, gate: Gate, sessions: AgentSessions) -
 
     one = f"{_PATH}/{{id}}"
     app.post(_PATH, **described("agent_open", AgentOpenRequest))(simple(parts, gate, "agent_open", open_session))
-    app.get(one, **described("agent_state"))(simple(parts, gate, "agent_state", state))
-    app.delete(one, **described("agent_close"))(simple(parts, gate, "agent_close", close))
-    app.post(f"{one}/messages", **described("agent_say", AgentSayRequest))(say)
-    app.post(f"{one}/answers", **described("agent_answer", AgentAnswerRequest))(
+    app.get(one, **described("agent_state", path="id"))(simple(parts, gate, "agent_state", state))
+    app.delete(one, **described("agent_close", path="id"))(simple(parts, gate, "agent_close", close))
+    app.post(f"{one}/messages", **described("agent_say", AgentSayRequest, path="id"))(say)
+    app.post(f"{one}/answers", **described("agent_answer", AgentAnswerRequest, path="id"))(
         simple(parts, gate, "agent_answer", answer)
     )
 

@@ -133,7 +133,7 @@ class AgentSession:
         try:
             changes = await self.changes()
         except SandboxError as error:
-            raise Refusal(410, "the sandbox of this session is gone", code="sandbox_died") from error
+            raise Refusal(404, "the sandbox of this session is gone", code="sandbox_died") from error
         return {"id": self.session_id, "is_busy": self.is_busy, "turns": len(self._play.turns),
                 "outcome": self.outcome.value if self.outcome else None, "files": changes,
                 "patch": _diff(self._task.workspace, changes)}  # fmt: skip

@@ -81,7 +81,7 @@ def _add_others(app: FastAPI, parts: Parts, gate: Gate) -> None:
         return await note(parts.recorder, caller.owner, body)
 
     app.get("/v1/models", **described("models"))(simple(parts, gate, "models", models))
-    app.get("/v1/models/{name:path}", **described("model"))(simple(parts, gate, "models", model))
+    app.get("/v1/models/{name:path}", **described("model", path="name"))(simple(parts, gate, "models", model))
     counted = simple(parts, gate, "count_tokens", count)
     app.post("/v1/messages/count_tokens", **described("count_tokens", CountRequest))(counted)
     noted = simple(parts, gate, "feedback", feedback)

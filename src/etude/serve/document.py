@@ -33,11 +33,12 @@ _ERROR = {"type": "object", "required": ["error"], "properties": {"error": {
     "type": "object", "required": ["message", "type"],
     "properties": {"message": {"type": "string"}, "type": {"type": "string"}}}}}  # fmt: skip
 _REFUSALS = (400, 401, 403, 404, 405, 408, 409, 413, 429, 500, 503, 529)
+_HEADERS = ("x-etude-session", "x-etude-min-step", "x-etude-exact-version", "x-etude-repository")
 _STREAMS = ("chat_completions", "responses", "messages", "agent_say")
 
 
-def described(name: str, body: type[Any] | None = None) -> dict[str, Any]:
-    """Arguments of a route's decorator."""
+def described(name: str, body: type[Any] | None = None, *, path: str = "") -> dict[str, Any]:
+    """Arguments of a route's decorator. path: the name of its path's parameter."""
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if name in _STREAMS:
         content["text/event-stream"] = {"schema": {"type": "string"}}
@@ -46,13 +47,24 @@ def described(name: str, body: type[Any] | None = None) -> dict[str, Any]:
     refusal = {"description": "Refused", "content": {"application/json": {"schema": _ERROR}}}
     responses: dict[int | str, Any] = {200: {"description": "Answered", "content": content}}
     responses |= {status: refusal for status in _REFUSALS}
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = {"parameters": [_parameter(path, "path")] if path else []}
+    if name in _STREAMS[:3]:
+        extra["parameters"] += [_parameter(header, "header") for header in _HEADERS]
     if body is not None:
         reference = {"$ref": f"#/components/schemas/{body.__name__}"}
         extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference}}}
         _BODIES[body.__name__] = body
     return {"name": name, "operation_id": name, "summary": _WORDS[name], "responses": responses,
             "openapi_extra": extra, "response_model": None}  # fmt: skip
+
+
+def _parameter(name: str, place: str) -> dict[str, Any]:
+    kind: dict[str, Any] = {"type": "string", "maxLength": 256}
+    if place == "path":
+        kind |= {"minLength": 1, "pattern": "^[A-Za-z0-9_.-]+$"}
+    elif name == "x-etude-min-step":
+        kind = {"type": "string", "pattern": "^[0-9]{1,15}$"}
+    return {"name": name, "in": place, "required": place == "path", "schema": kind}
 
 
 _BODIES: dict[str, type[Any]] = {}

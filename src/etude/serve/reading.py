@@ -56,13 +56,13 @@ class ReplyReader:
             return ""
         self._read = len(self._ids)
         parsed = self._renderer.parse(self._ids)
-        text = self._cut(parsed.text)
+        text = self._cut(_begun(parsed.text))
         return self._say(text if self.is_cut else self._safe(text, has_calls=bool(parsed.calls)))
 
     def stopped(self) -> bool:
         """Whether one of `stops` has been met, for an answer that goes out in one piece."""
         if self._stops and not self.is_cut:
-            self._cut(self._renderer.parse(self._ids).text)
+            self._cut(_begun(self._renderer.parse(self._ids).text))
         return self.is_cut
 
     def finish(self) -> tuple[str, tuple[ToolCall, ...], Parsed]:
@@ -74,7 +74,7 @@ class ReplyReader:
             known = raw.find(self.told)
             text = self._cut(self.told + raw[known + len(self.told) :] if known >= 0 else raw)
             return self._say(text), (), parsed
-        text = self._cut(parsed.text)
+        text = self._cut(_begun(parsed.text))
         return self._say(text), () if self.is_cut else parsed.calls, parsed
 
     def _say(self, text: str) -> str:
@@ -104,3 +104,8 @@ class ReplyReader:
         if self._stops:
             text = text[: max(0, len(text) - max(map(len, self._stops)) + 1)]
         return text.rstrip().rstrip("\ufffd").rstrip()
+
+
+def _begun(text: str) -> str:
+    """Without line feeds before it: whether they are its own, some formats know only at the end."""
+    return text.lstrip("\n")

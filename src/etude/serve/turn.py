@@ -206,23 +206,29 @@ class Turn:
         reply = last_reply(ask.messages)
         found = parts.memory.find(self._links[reply], session) if reply is not None else None
         if found is not None and reply is not None:
-            window, boundary = found
-            self._session = window.session
-            new = ask.messages[reply + 1 :]
-            before = window.ids[: boundary.end]
-            added = await parts.rendering.extend(self._renderer, before, boundary.start, ask.messages[reply], new)
-            if added is None:
-                return await self._open(Opened.RERENDER)
-            self._ids = follows(before, added)
-            if boundary is window.replies[-1] and not window.is_busy:
-                window.is_busy = True
-                self._window, self._added = window, new
-                parts.measures.turns.inc()
-                return None
-            return self._new_window(Opened.FORK)
+            return await self._go_on(*found, reply)
         self._session = session or parts.sessions.new(self._scope)
         await self._open(Opened.TASK if reply is None else Opened.CLIENT_REWRITE)
         return None
+
+    async def _go_on(self, window: ServedWindow, boundary: Boundary, reply: int) -> None:
+        """After that reply of that window, in it or in one that begins with the same ids."""
+        ask, parts = self.ask, self._parts
+        self._session, new = window.session, ask.messages[reply + 1 :]
+        goes_on = boundary is window.replies[-1] and not window.is_busy
+        if goes_on:  # taken before anything is waited for: others fork from now on
+            window.is_busy, self._window = True, window
+        before = window.ids[: boundary.end]
+        added = await parts.rendering.extend(self._renderer, before, boundary.start, ask.messages[reply], new)
+        if added is None:
+            window.is_busy = window.is_busy and not goes_on
+            return await self._open(Opened.RERENDER)
+        self._ids = follows(before, added)
+        if goes_on:
+            self._added = new
+            parts.measures.turns.inc()
+            return None
+        return self._new_window(Opened.FORK)
 
     async def _open(self, opened: Opened) -> None:
         self._ids = await self._parts.rendering.open(self._renderer, self.ask.messages)
