@@ -164,9 +164,9 @@ def _folder(path: Path) -> str:
 PROGRAMS = (
     Program("mini-swe-agent", "mini-swe-agent/bin/mini", mini),
     Program("aider", "aider/bin/aider", aider),
-    Program("Claude Code", "npm/node_modules/.bin/claude", claude),
-    Program("Codex CLI", "npm/node_modules/.bin/codex", codex),
-    Program("OpenCode", "npm/node_modules/.bin/opencode", opencode),
-    Program("Qwen Code", "npm/node_modules/.bin/qwen", qwen),
-    Program("pi", "npm/node_modules/.bin/pi", pi),
+    Program("Claude Code", "claude/node_modules/.bin/claude", claude),
+    Program("Codex CLI", "codex/node_modules/.bin/codex", codex),
+    Program("OpenCode", "opencode/node_modules/.bin/opencode", opencode),
+    Program("Qwen Code", "qwen/node_modules/.bin/qwen", qwen),
+    Program("pi", "pi/node_modules/.bin/pi", pi),
 )
