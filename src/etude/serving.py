@@ -47,8 +47,10 @@ async def open_server(stage: ServeStage, *, recorder: SessionRecorder | None = N
     from etude.rl.engines import ManagedEngine
     from etude.rl.processes import Workers
     from etude.sandbox.pool import NamespacePool
+    from etude.serve.keys import Keys
     from etude.serve.parts import make_server
 
+    keys = Keys.load(Path(stage.serve.keys)) if stage.serve.keys else None
     chat = ChatFormat(model_folder(stage.model.path), thinking=stage.agent.thinking)
     folder = Path(tempfile.mkdtemp(prefix="etude-serve-"))
     try:
@@ -60,8 +62,8 @@ async def open_server(stage: ServeStage, *, recorder: SessionRecorder | None = N
             await engine.start()
             pool = await stack.enter_async_context(NamespacePool(stage.sandbox)) if stage.serve.agent else None
             server = make_server(
-                engine, chat, stage.serve, name=Path(stage.model.path).name, recorder=recorder, pool=pool,
-                agent=stage.agent,
+                engine, chat, stage.serve, name=Path(stage.model.path).name, recorder=recorder, keys=keys,
+                pool=pool, agent=stage.agent,
             )  # fmt: skip
             await server.start()
             stack.push_async_callback(server.close)

@@ -41,7 +41,8 @@ def test_a_killed_server_loses_no_turn_whose_answer_was_sent(tmp_path: Path) -> 
         words = [sys.executable, str(Path(__file__).with_name("killed_server.py")), str(journal)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        url = process.stdout.readline().strip()
+        with process.stdout as output:
+            url = output.readline().strip()
 
         async def run(url: str, process: subprocess.Popen[str], before: int, kill: int) -> None:
             def end() -> None:
