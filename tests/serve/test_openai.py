@@ -203,6 +203,13 @@ def test_a_reply_is_cut_by_its_limit_and_by_a_stop_text() -> None:
             else:
                 text = got.choices[0].message.content
             assert text == "one two three "
+        history = [*ASK, {"role": "assistant", "content": text}, {"role": "user", "content": "Go on."}]
+        await client.chat.completions.create(model="qwen", messages=history)
+        turns = site.recorder.turns
+        assert [turn.opened for turn in turns] == [Opened.TASK, Opened.TASK, Opened.TASK, None]
+        windows = windows_of(turns)
+        assert len(windows) == 3
+        assert "<|im_start|>assistant\none two three four" in decoded(windows[turns[3].session_id, 0].ids)
 
     talk([says("one two three four five six")], body)
 

@@ -40,6 +40,11 @@ class Session:
         self.turns += 1
         return self.turns - 1
 
+    def give_back(self, number: int) -> None:
+        """The turn of that number was not kept: the next one has it, so that no number is missing."""
+        if number == self.turns - 1:
+            self.turns -= 1
+
     def next_context(self) -> int:
         self.contexts += 1
         return self.contexts - 1

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from etude.agent.window import join_runs
@@ -40,7 +41,7 @@ from etude.serve.reading import ReplyReader
 from etude.serve.recipe import ServeRecipe
 from etude.serve.refusal import Refusal, refusal_of
 from etude.serve.rendering import Rendering
-from etude.types import Effort, KVEpoch, Opened, Run, Span, StopReason, ToolCall
+from etude.types import Effort, KVEpoch, Opened, Routes, Run, Span, StopReason, ToolCall
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,7 +179,7 @@ class Turn:
         rest, self.calls, parsed = reader.finish()
         self.effort = self._effort(parsed)
         self.stop, self.stopped_by = chunk.stop or StopReason.END, reader.cut_by
-        await self._keep(parsed, chunk)
+        await self._keep(parsed, chunk if chunk.stop is not None else await self._cut_records())
         yield _delta(unsaid + rest, pending)
 
     async def close(self) -> None:
@@ -195,6 +196,31 @@ class Turn:
         measures.sampled_tokens.inc(self.usage.sampled)
         if self._taken and not self._is_kept:
             measures.cancelled.inc()
+
+    async def _cut_records(self) -> TokenChunk:
+        """The engine's records of a reply that a stop text cut: they come with an end, so one more token is asked for.
+
+        It is not part of the reply. Errors: Refusal.
+        """
+        assert self._chunks is not None
+        assert self._window is not None
+        close = getattr(self._chunks, "aclose", None)
+        if close is not None:
+            await close()
+        ids = follows(self._ids, np.concatenate([chunk.ids for chunk in self._taken]))
+        request = GenerateRequest(
+            request_id=f"{self.turn_id}/end", context_id=self._window.context_id, ids=ids, max_new_tokens=1,
+            stop_ids=(),
+        )  # fmt: skip
+        try:
+            last = [chunk async for chunk in self._parts.engine.generate(request)][-1]
+        except EtudeError as error:
+            raise refusal_of(error) from error
+        epochs = tuple(
+            KVEpoch(first=epoch.first, runs=tuple(run for run in epoch.runs if run.start < len(ids)))
+            for epoch in last.kv_epochs if epoch.first < len(ids)
+        )  # fmt: skip
+        return msgspec.structs.replace(last, kv_epochs=epochs, routes=_until(last, len(ids) - 1))
 
     # Where the turn goes on
 
@@ -257,28 +283,25 @@ class Turn:
         """The window as it is now; the turn to the recorder, and back once it is safe. Errors: Refusal."""
         parts, window = self._parts, self._window
         assert window is not None
-        self.usage.reused = last.reused_tokens
+        self.usage.reused = min(last.reused_tokens, self._start)
         self.usage.thinking = parsed.thinking_tokens
         if any(call.error for call in parsed.calls):
             parts.measures.broken_calls.inc()
-        is_whole = last.stop is not None
         if window.context < 0:
             window.context = self._session.next_context()
         ids = follows(self._ids, np.concatenate([chunk.ids for chunk in self._taken]))
         epochs = window.epochs.copy()
         epochs.add(last.kv_epochs, start=self._start, length=len(ids))
         if parts.recorder is not None and self._owner.consent is not Consent.NONE:
-            tokens = self._tokens(ids, len(window.ids), tuple(epochs.found), last) if is_whole else None
+            tokens = self._tokens(ids, len(window.ids), tuple(epochs.found), last)
             await self._record(parts.recorder, self._served(tokens))
         self._is_kept = True
-        if is_whole:  # a reply that a stop text cut has no record of its KV: the next turn opens a new context
-            window.epochs = epochs
-            key = link_of(self._links[-1], said(self._reader.told, self.calls))
-            reply = Boundary(self._start - self._forced, len(ids), key)
-            for context_id in parts.memory.keep(window, ids, reply):
-                parts.measures.forgotten.inc()
-                with contextlib.suppress(EngineError):  # an engine that is gone has nothing to free
-                    await parts.engine.forget(context_id)
+        window.epochs = epochs
+        key = link_of(self._links[-1], said(self._reader.told, self.calls))
+        for context_id in parts.memory.keep(window, ids, Boundary(self._start - self._forced, len(ids), key)):
+            parts.measures.forgotten.inc()
+            with contextlib.suppress(EngineError):  # an engine that is gone has nothing to free
+                await parts.engine.forget(context_id)
         parts.measures.windows.set(len(parts.memory))
         parts.measures.window_tokens.set(parts.memory.tokens)
         parts.measures.wall_s.observe(time.perf_counter() - self._began)
@@ -289,6 +312,7 @@ class Turn:
         try:
             await asyncio.shield(recorder.record(turn))
         except StoreError as error:
+            self._session.give_back(turn.number)
             raise refusal_of(error) from error
         self._parts.measures.recorded.inc()
         self._parts.measures.record_s.observe(time.perf_counter() - began)
@@ -311,7 +335,7 @@ class Turn:
             output_tokens=0 if self._opened is not None else self._start - len(window.ids),
         )  # fmt: skip
 
-    def _served(self, tokens: ServedTokens | None) -> ServedTurn:
+    def _served(self, tokens: ServedTokens) -> ServedTurn:
         window, parts = self._window, self._parts
         assert window is not None
         end = self._start + self.usage.sampled
@@ -321,7 +345,7 @@ class Turn:
             wall_s=time.perf_counter() - self._began, messages=tuple(self._added),
             reply=Reply(
                 text=self._reader.told, calls=self.calls, stop=self.stop, effort=self.effort,
-                span=Span(context=window.context, start=self._start, end=end) if tokens else None,
+                span=Span(context=window.context, start=self._start, end=end),
             ),
             context=window.context, opened=self._opened, tokens=tokens, repository=_repository(self._pins.repository),
         )  # fmt: skip
@@ -335,6 +359,12 @@ def _delta(text: str, chunks: Sequence[TokenChunk]) -> Delta:
     return Delta(
         text, np.concatenate([chunk.ids for chunk in chunks]), np.concatenate([chunk.logprobs for chunk in chunks])
     )
+
+
+def _until(chunk: TokenChunk, rows: int) -> Routes | None:
+    """The chunk's routes of the first `rows` rows of the window."""
+    routes, count = chunk.routes, max(0, rows - chunk.routes_start)
+    return None if routes is None else Routes(experts=routes.experts[:count], valid=routes.valid[:count])
 
 
 def _repository(words: str) -> RepositoryState | None:
