@@ -33,6 +33,7 @@ bench: $(READY)
 	$(VENV)/bin/python benchmarks/sandbox.py --json bench-results/sandbox.json
 	$(VENV)/bin/python benchmarks/engine.py --json bench-results/engine.json $(if $(VLLM),--vllm $(VLLM))
 	$(VENV)/bin/python benchmarks/harness.py --json bench-results/harness.json $(if $(MINI),--mini $(MINI)) $(if $(VERIFIERS),--verifiers $(VERIFIERS))
+	$(VENV)/bin/python benchmarks/serve.py --json bench-results/serve.json
 	$(if $(TRL),$(VENV)/bin/python benchmarks/rl_step.py --json bench-results/rl_step.json --trl $(TRL))
 
 nano: $(READY)

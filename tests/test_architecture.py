@@ -19,10 +19,10 @@ BANDS = (
     ("cli",),
     ("worker", "stages"),
     ("build",),
-    ("roles", "converse"),
+    ("roles", "converse", "serving"),
     ("report",),
     ("rl",),
-    ("bench", "tasks", "sessions"),
+    ("bench", "tasks", "sessions", "serve"),
     ("agent", "rewards", "inference", "train"),
     ("data", "models", "weights", "sandbox", "code"),
     ("metrics",),
@@ -46,6 +46,10 @@ HEAVY = {
     "sqlalchemy": {"sessions"},
     "psycopg": {"sessions"},
     "detect_secrets": {"sessions"},
+    "fastapi": {"serve"},
+    "starlette": {"serve"},
+    "uvicorn": {"serve"},
+    "prometheus_client": {"serve"},
 }
 """Who may import what is slow to load."""
 
@@ -221,8 +225,8 @@ def test_every_test_that_the_docs_name_exists() -> None:
 
 def loaded_by(source: str) -> set[str]:
     """Heavy packages in sys.modules after running `source` in a fresh interpreter."""
-    names = ("torch", "transformers", "ray", "vllm", "plotly", "tokenizers", "obstore", "sqlalchemy",
-             "detect_secrets")  # fmt: skip
+    names = ("torch", "transformers", "ray", "vllm", "plotly", "tokenizers", "obstore", "fastapi", "uvicorn",
+             "sqlalchemy", "detect_secrets")  # fmt: skip
     check = f"\nimport sys\nprint(*(name for name in {names} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", source + check], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -19,15 +19,17 @@ from etude.errors import RecipeError, RunError
 if TYPE_CHECKING:
     from etude.rl.run_folder import RunFolder
     from etude.rl.stage import RLStage
+    from etude.serve.stage import ServeStage
     from etude.train.ranks import Ranks
 
 
 def stages() -> dict[str, type[Any]]:
     """The stages that a recipe can name."""
     from etude.rl.stage import RLStage
+    from etude.serve.stage import ServeStage
     from etude.train.pretrain_recipe import PretrainRecipe, SFTRecipe
 
-    return {"rl": RLStage, "pretrain": PretrainRecipe, "sft": SFTRecipe}
+    return {"rl": RLStage, "pretrain": PretrainRecipe, "sft": SFTRecipe, "serve": ServeStage}
 
 
 def load_recipe(path: Path, overrides: Sequence[str], *, stage: str) -> Any:
@@ -77,6 +79,14 @@ def saved_recipe(run: Path) -> RLStage:
     """The resolved recipe of a run with stage rl."""
     stage: RLStage = load_recipe(run / "recipe.toml", [], stage="rl")
     return stage
+
+
+def saved_stage(run: Path) -> RLStage | ServeStage:
+    """The resolved recipe that a worker process is to serve a part of."""
+    found: RLStage | ServeStage = load_recipe(
+        run / "recipe.toml", [], stage="serve" if config.read_tree(run / "recipe.toml")["stage"] == "serve" else "rl"
+    )
+    return found
 
 
 def store_url(run: Path) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude import config
+from etude.agent.recipe import CODING
 from etude.errors import RecipeError, RunError
 from etude.types import digest_of
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from etude.sessions.recorder import JournalRecorder
     from etude.sessions.scrub import Decode
     from etude.sessions.store import SessionStore
-
-CODING_TOOLS = ("read_file", "edit_file", "apply_patch", "list_dir", "glob", "grep", "shell", "shell_output",
-                "shell_kill", "read_lints", "todo_write", "ask_user")  # fmt: skip
 
 
 @contextlib.asynccontextmanager
@@ -49,7 +47,7 @@ async def open_conversation(
     from etude.sandbox.pool import NamespacePool
     from etude.sandbox.recipe import SandboxRecipe
 
-    limits = {"tools": list(CODING_TOOLS), "context_tokens": 200_000, "reply_tokens": 16_000, "max_turns": 100,
+    limits = {"tools": list(CODING), "context_tokens": 200_000, "reply_tokens": 16_000, "max_turns": 100,
               "max_calls": 400, "wall_s": 3600.0, "tool_timeout_s": 120.0, "tool_output_chars": 16_000}  # fmt: skip
     recipe = config.convert(config.override(limits, overrides), AgentRecipe, where="agent")
     folder = read_folder(repo)

@@ -21,9 +21,12 @@ from etude.types import digest_of
 
 if TYPE_CHECKING:
     from etude.frames import Handler
+    from etude.inference.torch_engine import TorchEngine
     from etude.rl.stage import RLStage
+    from etude.serve.stage import ServeStage
     from etude.train.ranks import Ranks
     from etude.train.step import Trainer
+    from etude.weights.store import Store
 
 _RETRY_S = 1.0
 """Between two tries of a weight store that fails; each failure is a line in the engine's log."""
@@ -123,7 +126,6 @@ async def _engine(
     from etude.models.load import load_model
     from etude.weights.replica import Replica
     from etude.weights.store import open_store
-    from etude.weights.subscribe import Subscriber
 
     store = open_store(stage.weights.url(run))
     replica = Replica(store, threads=stage.weights.threads)
@@ -136,19 +138,55 @@ async def _engine(
     stack.push_async_callback(engine.close)
     stack.callback(_end_with(engine.ended()).cancel)
     if follows:
-        reader = Subscriber(store, holder=f"{digest_of(str(run))[:16]}-{role}", poll_s=stage.weights.poll_s)
+        _follow(engine, store, f"{digest_of(str(run))[:16]}-{role}", stage.weights.poll_s, stack)
+    return handlers(engine)
 
-        async def follow() -> None:
-            served = None
-            while True:
-                try:
-                    async for manifest in reader.manifests():
-                        await engine.load(manifest)
-                        served = manifest.version
-                except EtudeError as error:  # it serves what it has until the store answers, or a newer version loads
-                    print(f"no newer version can be loaded: {error}", file=sys.stderr, flush=True)
-                    reader.resume(served)
-                    await asyncio.sleep(_RETRY_S)
 
-        stack.callback(_end_with(follow()).cancel)
+def _follow(engine: TorchEngine, store: Store, holder: str, poll_s: float, stack: contextlib.AsyncExitStack) -> None:
+    """Let the engine load every version that is published, until the stack ends."""
+    from etude.weights.subscribe import Subscriber
+
+    reader = Subscriber(store, holder=holder, poll_s=poll_s)
+
+    async def follow() -> None:
+        served = None
+        while True:
+            try:
+                async for manifest in reader.manifests():
+                    await engine.load(manifest)
+                    served = manifest.version
+            except EtudeError as error:  # it serves what it has until the store answers, or a newer version loads
+                print(f"no newer version can be loaded: {error}", file=sys.stderr, flush=True)
+                reader.resume(served)
+                await asyncio.sleep(_RETRY_S)
+
+    stack.callback(_end_with(follow()).cancel)
+
+
+async def serving_handlers(run: Path, stage: ServeStage, stack: contextlib.AsyncExitStack) -> dict[str, Handler]:
+    """What the engine of a server serves: versions of a store that it follows, else the model's own weights."""
+    from etude.inference.service import handlers
+    from etude.inference.torch_engine import TorchEngine
+    from etude.models.load import load_model
+    from etude.types import Version
+    from etude.weights.replica import Replica
+    from etude.weights.store import open_store
+
+    if stage.weights is None:
+        engine = TorchEngine(await asyncio.to_thread(load_model, stage.model.path), stage.engine)
+        stack.push_async_callback(engine.close)
+        stack.callback(_end_with(engine.ended()).cancel)
+        await engine.set_version(Version(incarnation=1, n=0, step=0))
+        return handlers(engine)
+    store = open_store(stage.weights.url(run))
+    replica = Replica(store, threads=stage.weights.threads)
+
+    async def download(manifest: Any) -> Any:
+        return await asyncio.to_thread(replica.fetch, manifest)
+
+    model = await asyncio.to_thread(load_model, stage.model.path, dtype=stage.weights.publish_dtype)
+    engine = TorchEngine(model, stage.engine, fetch=download)
+    stack.push_async_callback(engine.close)
+    stack.callback(_end_with(engine.ended()).cancel)
+    _follow(engine, store, f"{digest_of(str(run))[:16]}-serve", stage.weights.poll_s, stack)
     return handlers(engine)

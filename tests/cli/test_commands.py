@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-COMMANDS = ("quickstart", "doctor", "tasks", "pretrain", "sft", "rl", "report", "check", "runs", "weights", "agent")
+COMMANDS = ("quickstart", "doctor", "tasks", "pretrain", "sft", "rl", "report", "check", "runs", "weights", "agent",
+            "serve")  # fmt: skip
 
 
 def etude(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -14,6 +14,9 @@ TOOL_NAMES = tuple(TOOLS)
 """Every tool there is."""
 BASIC = ("read_file", "edit_file", "run_tests", "finish")
 """What the nano knows."""
+CODING = ("read_file", "edit_file", "apply_patch", "list_dir", "glob", "grep", "shell", "shell_output", "shell_kill",
+          "read_lints", "todo_write", "ask_user")  # fmt: skip
+"""For a model that works on a person's own code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,41 @@ from etude.protocols import TokenChunk
 from etude.types import Context, KVEpoch, Opened, Routes, Run
 
 
+class Epochs:
+    """The KV epochs of one window, joined over its requests."""
+
+    def __init__(self) -> None:
+        self.found: list[KVEpoch] = []
+        self._covered = 0
+        """Positions whose KV the last epoch's tokens saw; a token never sees its own."""
+
+    def copy(self) -> Epochs:
+        """One that can go on without changing this one."""
+        other = Epochs()
+        other.found, other._covered = list(self.found), self._covered
+        return other
+
+    def add(self, epochs: Sequence[KVEpoch], *, start: int, length: int) -> None:
+        """Those of a request whose reply begins at `start`, in a window that is `length` long now.
+
+        `epochs` speak of the whole window; those that ended before this reply are known already.
+        """
+        if not epochs:
+            return
+        at_start = [epoch for epoch in epochs if epoch.first <= start]
+        current = at_start[-1:] + [epoch for epoch in epochs if epoch.first > start]
+        for epoch in current:
+            runs = join_runs(epoch.runs)
+            last = self.found[-1] if self.found else None
+            if last is not None and _until(runs, self._covered) == _until(last.runs, self._covered):
+                self.found[-1] = KVEpoch(first=last.first, runs=tuple(runs))
+            else:
+                first = max(epoch.first, start) if last is not None else epoch.first
+                self.found.append(KVEpoch(first=first, runs=tuple(runs)))
+            following = [other.first for other in current if other.first > epoch.first]
+            self._covered = min(following, default=length) - 1
+
+
 class Window:
     """Grows by prompt tokens (`append`) and by sampled ones (`add`)."""
 
@@ -28,9 +63,7 @@ class Window:
         self._sampled: list[bool] = []
         self._logprobs: list[float] = []
         self._versions: list[Run] = []
-        self._epochs: list[KVEpoch] = []
-        self._covered = 0
-        """Positions whose KV the last epoch's tokens saw; a token never sees its own."""
+        self._epochs = Epochs()
         self._experts: np.ndarray | None = None
         self._valid = np.zeros(0, bool)
         self.num_sampled = 0
@@ -59,7 +92,7 @@ class Window:
         self._versions = join_runs([*self._versions, *chunk.versions])
         if count and not self._versions:
             raise EngineError("the engine sent tokens without the version that sampled them")
-        self._add_epochs(chunk.kv_epochs, start)
+        self._epochs.add(chunk.kv_epochs, start=start, length=len(self._ids))
         if chunk.routes is not None:
             self._add_routes(chunk.routes, chunk.routes_start)
 
@@ -69,27 +102,10 @@ class Window:
             sampled=np.array(self._sampled, bool),
             logprobs=np.array(self._logprobs, np.float32),
             versions=tuple(self._versions),
-            kv_epochs=tuple(self._epochs),
+            kv_epochs=tuple(self._epochs.found),
             routes=self._routes(),
             opened=opened,
         )
-
-    def _add_epochs(self, epochs: Sequence[KVEpoch], start: int) -> None:
-        """`epochs` speak of the whole window; those that ended before this reply are known already."""
-        if not epochs:
-            return
-        at_start = [epoch for epoch in epochs if epoch.first <= start]
-        current = at_start[-1:] + [epoch for epoch in epochs if epoch.first > start]
-        for epoch in current:
-            runs = join_runs(epoch.runs)
-            last = self._epochs[-1] if self._epochs else None
-            if last is not None and _until(runs, self._covered) == _until(last.runs, self._covered):
-                self._epochs[-1] = KVEpoch(first=last.first, runs=tuple(runs))
-            else:
-                first = max(epoch.first, start) if last is not None else epoch.first
-                self._epochs.append(KVEpoch(first=first, runs=tuple(runs)))
-            following = [other.first for other in current if other.first > epoch.first]
-            self._covered = min(following, default=len(self._ids)) - 1
 
     def _add_routes(self, routes: Routes, start: int) -> None:
         rows = len(routes.experts)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from etude import __version__
-from etude.cli import agent, checks, doctor, nano, report, rl, runs, sessions, tasks, weights
+from etude.cli import agent, checks, doctor, nano, report, rl, runs, serve, sessions, tasks, weights
 from etude.errors import EtudeError
 
 app = typer.Typer(
@@ -51,6 +51,7 @@ app.command("rl", rich_help_panel="Train")(rl.rl)
 app.command("report", rich_help_panel="Measure")(report.report)
 app.command("check", rich_help_panel="Measure")(checks.check)
 app.command("agent", rich_help_panel="Use")(agent.agent)
+app.command("serve", rich_help_panel="Use")(serve.serve)
 app.add_typer(runs.app, name="runs", rich_help_panel="Manage")
 app.add_typer(weights.app, name="weights", rich_help_panel="Manage")
 

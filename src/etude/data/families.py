@@ -99,10 +99,13 @@ class FamilyRenderer:
     def follow(
         self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]
     ) -> np.ndarray | None:
+        return self.extend(window, start, reply, [Message(role="tool", results=tuple(results))])
+
+    def extend(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray | None:
         before = [int(number) for number in window]
-        new = _results(results, reply.calls)
-        with self._tokenizer.formatting(_texts(new)):
-            bridged = self._renderer.bridge_to_next_turn(before[:start], before[start:], new, tools=self._tools)
+        chat = _chat(new, reply.calls)
+        with self._tokenizer.formatting(_texts(chat)):
+            bridged = self._renderer.bridge_to_next_turn(before[:start], before[start:], chat, tools=self._tools)
         if bridged is None or bridged.token_ids[: len(before)] != before:
             return None
         return np.array(bridged.token_ids[len(before) :], np.int32)
@@ -124,6 +127,9 @@ class FamilyRenderer:
             call_tokens=len(tokens) - first if calls else 0,
             message_tokens=0 if calls else len(tokens) - thought,
         )  # fmt: skip
+
+    def spell(self, ids: Sequence[int] | np.ndarray) -> str:
+        return self._tokenizer.decode([int(number) for number in ids])
 
 
 def _unreadable(tokens: Sequence[int], why: str) -> Parsed:
@@ -148,10 +154,9 @@ def _texts(node: Any) -> Iterator[str]:
         yield from (text for value in node for text in _texts(value))
 
 
-def _chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """As the package takes them: calls with ids, each result a message of its own."""
+def _chat(messages: Sequence[Message], calls: Sequence[ToolCall] = ()) -> list[dict[str, Any]]:
+    """As the package takes them: calls with ids, each result a message of its own. calls: those made just before."""
     found: list[dict[str, Any]] = []
-    calls: Sequence[ToolCall] = ()
     for message in messages:
         if message.role == "tool":
             found += _results(message.results, calls)

@@ -33,23 +33,48 @@ _MARKS = {
 """model_type -> a token that a tokenizer of that format has: a fine-tuned Llama may speak another format."""
 
 
+class ChatFormat:
+    """Of the model in one folder: its vocabulary is read once, and each list of tools has a renderer of its own."""
+
+    def __init__(self, folder: Path, *, thinking: str = "keep") -> None:
+        """Errors: ModelError for a format that is not known."""
+        self._folder, self._thinking = folder, thinking
+        self._tokenizer = SafeTokenizer.load(folder)
+        config, settings = _read(folder / "config.json"), _read(folder / "tokenizer_config.json")
+        template, kind = _template(folder, settings), str(config.get("model_type", ""))
+        if template and "<function=" in template:  # Qwen3-Coder: a Qwen3 with another format
+            kind = ""
+        self._is_nano = self._tokenizer.convert_tokens_to_ids("<|arg|>") is not None
+        is_family = kind in NAMES and self._tokenizer.convert_tokens_to_ids(_MARKS[kind]) is not None
+        self._family = NAMES[kind] if is_family else ""
+        self._template_text = template
+        self._specials = {
+            name: _text(settings[name]) for name in ("bos_token", "eos_token", "pad_token") if settings.get(name)
+        }
+        self.max_context = int(config.get("max_position_embeddings") or 0)
+        """Tokens of a window, as the model's config has it; 0: it does not say."""
+        if self._is_nano or self._family:
+            return
+        if not template:
+            raise ModelError(f"{folder} has no chat format", cause="no chat_template", hint="use an instruct model")
+        if "eos_token" not in self._specials:
+            raise ModelError(f"{folder} does not say what ends a reply", cause="no eos_token in tokenizer_config.json")
+
+    def renderer(self, tools: Sequence[Mapping[str, Any]]) -> Renderer:
+        """tools: JSON schemas. Errors: ModelError if the format cannot speak of them."""
+        if self._is_nano:
+            return _nano(self._folder, tools)
+        if self._family:
+            return FamilyRenderer(self._family, self._tokenizer, tools, thinking=self._thinking)
+        return TemplateRenderer(
+            self._tokenizer, self._template_text, tools, specials=self._specials,
+            stop_tokens=[self._specials["eos_token"]],
+        )  # fmt: skip
+
+
 def open_renderer(folder: Path, tools: Sequence[Mapping[str, Any]], *, thinking: str = "keep") -> Renderer:
     """The chat format of the model in `folder`. tools: JSON schemas. Errors: ModelError for one that is not known."""
-    tokenizer = SafeTokenizer.load(folder)
-    if tokenizer.convert_tokens_to_ids("<|arg|>") is not None:
-        return _nano(folder, tools)
-    config, settings = _read(folder / "config.json"), _read(folder / "tokenizer_config.json")
-    template, kind = _template(folder, settings), str(config.get("model_type", ""))
-    if template and "<function=" in template:  # Qwen3-Coder: a Qwen3 with another format
-        kind = ""
-    if kind in NAMES and tokenizer.convert_tokens_to_ids(_MARKS[kind]) is not None:
-        return FamilyRenderer(NAMES[kind], tokenizer, tools, thinking=thinking)
-    if not template:
-        raise ModelError(f"{folder} has no chat format", cause="no chat_template", hint="use an instruct model")
-    specials = {name: _text(settings[name]) for name in ("bos_token", "eos_token", "pad_token") if settings.get(name)}
-    if "eos_token" not in specials:
-        raise ModelError(f"{folder} does not say what ends a reply", cause="no eos_token in tokenizer_config.json")
-    return TemplateRenderer(tokenizer, template, tools, specials=specials, stop_tokens=[specials["eos_token"]])
+    return ChatFormat(folder, thinking=thinking).renderer(tools)
 
 
 def _nano(folder: Path, tools: Sequence[Mapping[str, Any]]) -> Renderer:

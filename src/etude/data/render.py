@@ -93,8 +93,16 @@ class Renderer(Protocol):
         """
         ...
 
+    def extend(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray | None:
+        """As `follow`, for any messages that came after the reply: results, what the user says, or both."""
+        ...
+
     def parse(self, ids: Sequence[int] | np.ndarray) -> Parsed:
         """Read a sampled reply. Never raises."""
+        ...
+
+    def spell(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of ids as they are, control tokens spelled out."""
         ...
 
 
@@ -114,7 +122,10 @@ class NanoRenderer:
                                     self._arg, self._result, self.end))  # fmt: skip
 
     def open(self, messages: Sequence[Message]) -> np.ndarray:
-        parts: list[np.ndarray] = [self._one(self.begin)]
+        return np.concatenate([self._one(self.begin), *self._messages(messages), self._one(self._assistant)])
+
+    def _messages(self, messages: Sequence[Message]) -> list[np.ndarray]:
+        parts: list[np.ndarray] = []
         for message in messages:
             if message.role == "system":
                 if message.text:
@@ -125,8 +136,7 @@ class NanoRenderer:
                 parts += [self._results(message.results)]
             else:
                 parts += [self._one(self._user), self.tokenizer.encode(message.text)]
-        parts.append(self._one(self._assistant))
-        return np.concatenate(parts)
+        return parts
 
     def reply(self, text: str, calls: Sequence[ToolCall]) -> np.ndarray:
         """A reply as the policy would sample it, `<|end|>` included. For transcripts.
@@ -150,6 +160,12 @@ class NanoRenderer:
 
     def follow(self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]) -> np.ndarray:
         return self.results(results)
+
+    def extend(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray:
+        return np.concatenate([*self._messages(new), self._one(self._assistant)])
+
+    def spell(self, ids: Sequence[int] | np.ndarray) -> str:
+        return self.tokenizer.decode(ids)
 
     def results(self, results: Sequence[ToolResult]) -> np.ndarray:
         """[n] int32: what follows a reply that these results answer, whatever it was."""

@@ -77,8 +77,11 @@ class TemplateRenderer:
     def follow(
         self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]
     ) -> np.ndarray | None:
+        return self.extend(window, start, reply, [Message(role="tool", results=tuple(results))])
+
+    def extend(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray | None:
         ask = Message(role="user", text="?")
-        whole = [ask, Message(role="assistant", text="?"), Message(role="tool", results=tuple(results))]
+        whole = [ask, Message(role="assistant", text="?"), *new]
         pieces, texts = self._render(whole, prompt=True)
         place = next(number for number, (_, mark) in enumerate(pieces) if mark is not None and texts[mark][1])
         after = [(piece, mark) for piece, mark in pieces[place + 1 :]]
@@ -98,6 +101,9 @@ class TemplateRenderer:
             text=said, calls=tuple(calls), thinking_tokens=before if calls else 0, call_tokens=len(tokens) - before,
             message_tokens=0 if calls else before,
         )  # fmt: skip
+
+    def spell(self, ids: Sequence[int] | np.ndarray) -> str:
+        return self._tokenizer.decode([int(number) for number in ids])
 
     def _render(
         self, messages: Sequence[Message], *, prompt: bool, pad: str = ""

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import json
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -159,6 +160,14 @@ class Tokenizer:
         return str(self._backend.decode([int(number) for number in ids], skip_special_tokens=False))
 
 
+class _Formatting(threading.local):
+    """What a thread is encoding just now (SafeTokenizer.formatting)."""
+
+    texts: frozenset[str] | None = None
+    spelled: frozenset[str] = frozenset()
+    """Added tokens that one of them spells."""
+
+
 class SafeTokenizer:
     """The tokenizer of any model folder, for chat formats: texts are encoded without any of its added tokens.
 
@@ -171,9 +180,7 @@ class SafeTokenizer:
     def __init__(self, source: str, name: str = "") -> None:
         """source: a tokenizer.json; name: for messages. Errors: ModelError."""
         self.name_or_path = name
-        self._texts: frozenset[str] | None = None
-        self._spelled: frozenset[str] = frozenset()
-        """Added tokens that a text of the format at hand spells."""
+        self._now = _Formatting()
         try:
             self._whole = tokenizers.Tokenizer.from_str(source)
             bare = json.loads(source)
@@ -194,25 +201,26 @@ class SafeTokenizer:
 
     @contextlib.contextmanager
     def formatting(self, texts: Iterable[str] = ()) -> Iterator[None]:
-        """Inside, what is encoded is a format's, around `texts`."""
+        """Inside, what this thread encodes is a format's, around `texts`."""
         given = frozenset(part for text in texts for part in (text, text.strip()))
-        self._spelled = frozenset(found for text in given for found in self._controls.findall(text))
-        self._texts = given
+        self._now.spelled = frozenset(found for text in given for found in self._controls.findall(text))
+        self._now.texts = given
         try:
             yield
         finally:
-            self._texts = None
+            self._now.texts = None
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Of a text: no id of it is an added token's."""
-        if self._texts is None or text in self._texts:
+        texts, spelled = self._now.texts, self._now.spelled
+        if texts is None or text in texts:
             return list(self._bare.encode(text, add_special_tokens=False).ids)
-        if not self._spelled or not self._controls.sub("", text):
+        if not spelled or not self._controls.sub("", text):
             return list(self._whole.encode(text, add_special_tokens=False).ids)
         ids: list[int] = []
         start = 0
         for match in self._controls.finditer(text):
-            if match[0] not in self._spelled:
+            if match[0] not in spelled:
                 ids += [*self._bare.encode(text[start : match.start()]).ids, self.control(match[0])]
                 start = match.end()
         return [*ids, *self._bare.encode(text[start:]).ids]

@@ -1,0 +1,16 @@
+"""Hostile requests: a small dose of tests/serve/hostile.py, which runs ten thousand by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from serve.hostile import attack
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def test_hostile_requests_find_nothing() -> None:
+    found = attack(1200, seed=1, examples=8)
+    assert found.wrong == []
+    assert found.sent >= 1200
+    assert found.statuses["200"] > 100
