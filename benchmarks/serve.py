@@ -39,10 +39,11 @@ from etude.serve.parts import make_server
 from etude.serve.recipe import ServeRecipe
 from etude.serving import serve_stage
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from serve.journal import Journal
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "serve"))
+from journal import Journal
 
-NEW = 96
+NEW, HEAT = 96, 2.0
+"""Tokens of a reply, and the temperature: at 1 the nano ends most replies after a dozen tokens."""
 LINES = "\n".join(f"{n}\t    total_{n} = clamp(x + {n}, low, high)" for n in range(1, 16))
 Ask = Callable[[int], Awaitable[list[float]]]
 """Number of a request -> when each part of its answer came, in seconds since it was asked."""
@@ -70,7 +71,7 @@ def over_frames(engine: EngineClient, renderer: Renderer) -> Ask:
         ids = prompts.setdefault(number, renderer.open([Message(role="user", text=text_of(number))]))
         request = GenerateRequest(
             request_id=os.urandom(8).hex(), context_id=os.urandom(8).hex(), ids=ids, max_new_tokens=NEW,
-            stop_ids=renderer.stop_ids, seed=number,
+            stop_ids=renderer.stop_ids, seed=number, temperature=HEAT,
         )  # fmt: skip
         began = time.perf_counter()
         return [time.perf_counter() - began async for _ in engine.generate(request)]
@@ -84,7 +85,7 @@ def over_http(url: str, model: str) -> Ask:
 
     async def ask(number: int) -> list[float]:
         body = json.dumps({"model": model, "messages": [{"role": "user", "content": text_of(number)}], "stream": True,
-                           "max_tokens": NEW, "seed": number}).encode()  # fmt: skip
+                           "max_tokens": NEW, "seed": number, "temperature": HEAT}).encode()  # fmt: skip
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         reader, writer = free.pop() if free else await asyncio.open_connection(host, int(port))
         began = time.perf_counter()

@@ -6,8 +6,12 @@ recorder = Journal(path); ...; turns_in(path)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import queue
 import struct
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from etude.frames import append_bytes, decode, encode
@@ -15,41 +19,46 @@ from etude.protocols import Event, Owner, ServedTurn
 
 
 class Journal:
-    """protocols.SessionRecorder."""
+    """protocols.SessionRecorder. One thread writes: what came while it synced goes with the next sync."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
-        self._writing: asyncio.Task[None] | None = None
+        self._waiting: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
         self._owners: dict[str, str] = {}
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
 
     async def record(self, turn: ServedTurn) -> None:
         body = encode(turn)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((struct.pack(">I", len(body)) + body, done))
         self._owners[turn.session_id] = turn.owner.tenant
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write())
+        self._waiting.put((struct.pack(">I", len(body)) + body, done))
         await done
 
     async def note(self, owner: Owner, event: Event) -> bool:
         return self._owners.get(event.session_id) == owner.tenant
 
     async def close(self) -> None:
-        if self._writing is not None:
-            await self._writing
+        self._waiting.put(None)
+        await asyncio.to_thread(self._thread.join)
         os.close(self._file)
 
-    async def _write(self) -> None:
-        while self._waiting:
-            taken, self._waiting = self._waiting, []
-            await asyncio.to_thread(self._sync, b"".join(data for data, _ in taken))
-            for _, done in taken:
-                done.set_result(None)
+    def _write(self) -> None:
+        while (first := self._waiting.get()) is not None:
+            taken = [first]
+            with contextlib.suppress(queue.Empty):
+                while (more := self._waiting.get_nowait()) is not None:
+                    taken.append(more)
+                self._waiting.put(None)
+            append_bytes(self._file, b"".join(data for data, _ in taken))
+            os.fdatasync(self._file)
+            taken[0][1].get_loop().call_soon_threadsafe(_done, [future for _, future in taken])
 
-    def _sync(self, data: bytes) -> None:
-        append_bytes(self._file, data)
-        os.fdatasync(self._file)
+
+def _done(futures: Sequence[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
 
 
 def turns_in(path: Path) -> list[ServedTurn]:

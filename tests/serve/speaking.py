@@ -26,7 +26,7 @@ from etude.protocols import Event, GenerateRequest, Owner, ServedTurn
 from etude.serve.keys import Caller, Keys, Quota, hash_of
 from etude.serve.parts import make_server
 from etude.serve.recipe import ServeRecipe
-from etude.types import Opened, ToolCall
+from etude.types import Opened, Routes, ToolCall
 
 END = "<|im_end|>"
 
@@ -144,6 +144,11 @@ class Speaker(ScriptedEngine):
         self.answers: dict[str, list[int]] = {}
         self._script, self._next = script, 0
         super().__init__(self._reply)
+
+    def _routes(self, rows: int) -> Routes:
+        """Expert numbers go round: there may be more requests than numbers."""
+        experts = np.full((rows, 2, 1), len(self.requests) % 256, np.uint8)
+        return Routes(experts=experts, valid=np.ones(rows, bool))
 
     def _reply(self, request: GenerateRequest) -> Sequence[int]:
         if callable(self._script):

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def test_hostile_requests_find_nothing() -> None:
-    found = attack(1200, seed=1, examples=8)
+    found = attack(600, seed=1, examples=4)
     assert found.wrong == []
-    assert found.sent >= 1200
-    assert found.statuses["200"] > 100
+    assert found.sent >= 600
+    assert found.statuses["200"] > 50

@@ -53,7 +53,8 @@ class Messages:
         message = {**_message(turn, body), "content": [], "stop_reason": None, "stop_sequence": None,
                    "usage": {"input_tokens": turn.usage.prompt, "cache_creation_input_tokens": 0,
                              "cache_read_input_tokens": 0, "output_tokens": 1}}  # fmt: skip
-        ready = _event("message_start", message=message)
+        yield _event("message_start", message=message)
+        ready = b""
         index, is_open = 0, False
         async for delta in turn.deltas(live=True):
             if delta.text and not is_open:
@@ -61,7 +62,7 @@ class Messages:
                 is_open = True
             if delta.text:
                 ready += _event("content_block_delta", index=0, delta={"type": "text_delta", "text": delta.text})
-            if not turn.is_over:
+            if ready and not turn.is_over:
                 yield ready
                 ready = b""
         if is_open:

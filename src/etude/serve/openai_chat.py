@@ -66,7 +66,8 @@ class ChatCompletions:
             choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
             return event({**common, "choices": [choice], **usage})
 
-        head = chunk({"role": "assistant", "content": ""})
+        yield chunk({"role": "assistant", "content": ""})
+        head = b""
         async for delta in turn.deltas(live=True):
             logprobs = logprobs_of(turn, delta) if body.logprobs else None
             if delta.text or logprobs:

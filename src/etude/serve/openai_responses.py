@@ -131,7 +131,8 @@ class Responses:
             return b"event: " + kind.encode() + b"\ndata: " + encode(data) + b"\n\n"
 
         begun = _response(turn, body, "in_progress", [])
-        ready = event("response.created", response=begun) + event("response.in_progress", response=begun)
+        yield event("response.created", response=begun) + event("response.in_progress", response=begun)
+        ready = b""
         place = {"item_id": _message_id(turn), "output_index": 0, "content_index": 0}
         is_open = False
         async for delta in turn.deltas(live=True):
@@ -142,7 +143,7 @@ class Responses:
                 is_open = True
             if delta.text:
                 ready += event("response.output_text.delta", delta=delta.text, logprobs=[], **place)
-            if not turn.is_over:
+            if ready and not turn.is_over:
                 yield ready
                 ready = b""
         if is_open:
