@@ -29,10 +29,17 @@ BANDS = (
     ("config",),
     ("protocols",),
     ("frames",),
-    ("types", "errors", "killpoints"),
+    ("types", "errors", "killpoints", "state"),
 )
 """From the faces down to the ground: a room or module imports from lower bands only."""
-ARROWS = {("bench", "tasks"), ("tasks", "sessions"), ("bench", "sessions"), ("data", "code"), ("cli", "worker")}
+ARROWS = {
+    ("bench", "tasks"),
+    ("serve", "sessions"),
+    ("tasks", "sessions"),
+    ("bench", "sessions"),
+    ("data", "code"),
+    ("cli", "worker"),
+}
 """The imports that are allowed inside a band."""
 HEAVY = {
     "torch": {"models", "inference", "train"},

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -17,16 +16,13 @@ from typing import TYPE_CHECKING, Any
 from etude import config
 from etude.agent.recipe import CODING
 from etude.errors import RecipeError, RunError
+from etude.state import state_folder
 from etude.types import digest_of
 
 if TYPE_CHECKING:
     from etude.agent.interactive import Conversation, Screen
     from etude.agent.recipe import AgentRecipe
     from etude.protocols import Policy
-    from etude.sessions.recipe import SessionsRecipe
-    from etude.sessions.recorder import JournalRecorder
-    from etude.sessions.scrub import Decode
-    from etude.sessions.store import SessionStore
 
 
 @contextlib.asynccontextmanager
@@ -119,32 +115,3 @@ async def _policies(
         )  # fmt: skip
     finally:
         await engine.close()
-
-
-def open_sessions(db: str = "") -> SessionStore:
-    """The session database at a URL, or the user's own. Errors: RecipeError, StoreError."""
-    try:
-        from etude.sessions.store import SessionStore
-    except ModuleNotFoundError as error:
-        hint = "pip install 'etude-rl[sessions]'"
-        raise RecipeError("sessions need packages that are not here", cause=str(error), hint=hint) from error
-    return SessionStore(db or f"sqlite:///{state_folder() / 'sessions' / 'sessions.db'}")
-
-
-def open_recorder(recipe: SessionsRecipe, decode: Decode | None) -> JournalRecorder:
-    """What keeps what is served, as the recipe says. decode: the text of token ids; without it no ids are kept.
-
-    The caller starts and closes it. Errors: RecipeError, StoreError.
-    """
-    from etude.sessions.recorder import JournalRecorder
-    from etude.sessions.store import SessionStore
-
-    folder = state_folder() / "sessions"
-    url = recipe.db or f"sqlite:///{folder / 'sessions.db'}"
-    store = SessionStore(url, retention_days=recipe.retention_days)
-    return JournalRecorder(store, Path(recipe.journal) if recipe.journal else folder / "journal", decode=decode)
-
-
-def state_folder() -> Path:
-    """Where Etude keeps what belongs to a person and to no run."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "etude"

@@ -18,29 +18,30 @@ from etude.agent.recipe import BASIC, CODING
 from etude.serve.stage import ServeStage
 
 if TYPE_CHECKING:
-    from etude.protocols import SessionRecorder
     from etude.serve.server import HttpServer
 
 CODING_LIMITS = {"context_tokens": 200_000, "reply_tokens": 16_000, "max_turns": 100, "max_calls": 400,
                  "wall_s": 3600.0, "tool_timeout_s": 120.0, "tool_output_chars": 16_000}  # fmt: skip
 
 
-def serve_stage(model: str, weights: str, serve: dict[str, Any], overrides: Sequence[str]) -> ServeStage:
-    """The stage of a command line. overrides: key.path=value. Errors: RecipeError."""
+def serve_stage(model: str, weights: str, serve: dict[str, Any], db: str, overrides: Sequence[str]) -> ServeStage:
+    """The stage of a command line. db: of sessions, by URL. overrides: key.path=value. Errors: RecipeError."""
     tools = list(BASIC if model == "etude-nano" else CODING)
     tree: dict[str, Any] = {"model": {"path": model}, "serve": serve, "agent": {"tools": tools, **CODING_LIMITS},
                             "engine": {"kv_reuse": "version", "max_concurrent": 64},
                             "sandbox": {"spares": 1, "timeout_s": 120.0, "memory_mb": 2048}}  # fmt: skip
+    if db:
+        tree["sessions"] = {"db": db}
     if weights:
         tree["weights"] = {"store": weights}
     return config.convert(config.override(tree, overrides), ServeStage, where="serve")
 
 
 @contextlib.asynccontextmanager
-async def open_server(stage: ServeStage, *, recorder: SessionRecorder | None = None) -> AsyncIterator[HttpServer]:
+async def open_server(stage: ServeStage) -> AsyncIterator[HttpServer]:
     """A server that listens; what it needs is ended after it.
 
-    Errors: RecipeError, ModelError, EngineError, RunError.
+    Errors: RecipeError, ModelError, EngineError, RunError, StoreError.
     """
     from etude.data.formats import ChatFormat
     from etude.models.recipe import model_folder
@@ -49,6 +50,7 @@ async def open_server(stage: ServeStage, *, recorder: SessionRecorder | None = N
     from etude.sandbox.pool import NamespacePool
     from etude.serve.keys import Keys
     from etude.serve.parts import make_server
+    from etude.sessions.opening import open_recorder
 
     keys = Keys.load(Path(stage.serve.keys)) if stage.serve.keys else None
     chat = ChatFormat(model_folder(stage.model.path), thinking=stage.agent.thinking)
@@ -61,6 +63,9 @@ async def open_server(stage: ServeStage, *, recorder: SessionRecorder | None = N
             engine = ManagedEngine(workers, "serve")
             await engine.start()
             pool = await stack.enter_async_context(NamespacePool(stage.sandbox)) if stage.serve.agent else None
+            recorder = None
+            if stage.serve.records:
+                recorder = await stack.enter_async_context(open_recorder(stage.sessions, chat.renderer(()).spell))
             server = make_server(
                 engine, chat, stage.serve, name=Path(stage.model.path).name, recorder=recorder, keys=keys,
                 pool=pool, agent=stage.agent,

@@ -15,6 +15,8 @@ import httpx2
 import pytest
 
 from etude.serve.keys import hash_of
+from etude.sessions.store import SessionStore
+from etude.sessions.windows import contexts
 
 
 def etude(*words: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +50,7 @@ def test_what_cannot_be_served_is_refused_at_once(words: Sequence[str], said: st
 @pytest.mark.timeout(900)
 def test_a_server_lives_answers_and_drains(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "etude.cli.main", "serve", "--port", "0", "--json", "--agent"],
+        [sys.executable, "-m", "etude.cli.main", "serve", "--port", "0", "--json", "--agent", "--consent", "train"],
         stdout=subprocess.PIPE, text=True, env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
     )  # fmt: skip
     assert process.stdout is not None
@@ -68,3 +70,15 @@ def test_a_server_lives_answers_and_drains(tmp_path: Path) -> None:
         asking.join()
     assert texts[0].endswith("data: [DONE]\n\n")
     assert process.wait(120) == 0
+    process.stdout.close()
+    store = SessionStore(f"sqlite:///{tmp_path}/etude/sessions/sessions.db")
+    rows = store.sessions()
+    assert sorted(row.source for row in rows) == ["agent", "openai"]
+    assert {row.consent for row in rows} == {"train"}
+    for row in rows:
+        turns = [stored.turn for stored in store.turns(row.tenant, row.session_id)]
+        (context, *_) = contexts(turns)
+        assert context.sampled.sum() > 0
+        assert turns[0].tokens is not None
+        assert context.ids[: len(turns[0].tokens.ids)].tolist() == turns[0].tokens.ids.tolist()
+    store.close()

@@ -17,6 +17,10 @@ Host = Annotated[str, typer.Option("--host", help="Address to listen on; others 
 Port = Annotated[int, typer.Option("--port", help="0: one that is free.")]
 KeyFile = Annotated[str, typer.Option("--keys", help="File of keys (docs/serve.md).")]
 Agent = Annotated[bool, typer.Option("--agent", help="Serve the agent too: it runs tools in sandboxes.")]
+Consents = Annotated[
+    str, typer.Option("--consent", help="What you allow, without keys: none, keep or train (docs/sessions.md).")
+]
+Db = Annotated[str, typer.Option("--db", envvar="ETUDE_SESSIONS_DB", help="Database of sessions; else your own.")]
 NewKey = Annotated[str, typer.Option("--new-key", metavar="NAME", help="Print a new key and its table, and end.")]
 Dials = Annotated[list[str] | None, typer.Option("-o", help="A dial, e.g. -o serve.strict=true.")]
 
@@ -28,6 +32,8 @@ def serve(
     port: Port = 8000,
     keys: KeyFile = "",
     agent: Agent = False,
+    consent: Consents = "none",
+    db: Db = "",
     new_key: NewKey = "",
     override: Dials = None,
     as_json: Json = False,
@@ -41,8 +47,8 @@ def serve(
         return
     from etude.serving import open_server, serve_stage
 
-    settings: dict[str, Any] = {"host": host, "port": port, "keys": keys, "agent": agent}
-    stage = serve_stage(model, weights, settings, override or [])
+    settings: dict[str, Any] = {"host": host, "port": port, "keys": keys, "agent": agent, "consent": consent}
+    stage = serve_stage(model, weights, settings, db, override or [])
 
     async def run() -> None:
         async with open_server(stage) as server:

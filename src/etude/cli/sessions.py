@@ -32,9 +32,10 @@ _STYLES = {"head": "bold", "user": "green", "tool": "dim", "call": "cyan", "repl
 
 @contextlib.contextmanager
 def _store(db: str) -> Iterator[SessionStore]:
-    from etude.converse import open_sessions
+    from etude.sessions.opening import open_store
+    from etude.sessions.recipe import SessionsRecipe
 
-    with contextlib.closing(open_sessions(db)) as store:
+    with contextlib.closing(open_store(SessionsRecipe(db=db))) as store:
         yield store
 
 

@@ -21,8 +21,9 @@ class ServeRecipe:
     """0: one that is free."""
     keys: str = ""
     """File of keys (TOML); empty: nobody is asked for one."""
-    consent: str = "keep"
-    """none, keep or train: what the person at this machine allows, where there are no keys."""
+    consent: str = "none"
+    """none, keep or train: what the person at this machine allows, where there are no keys. With none nothing is
+    stored."""
     names: tuple[str, ...] = ()
     """Names of the model in requests; none: its own. "*": any name will do."""
     strict: bool = False
@@ -78,6 +79,11 @@ class ServeRecipe:
                 cause="there are no keys: anybody could use it, and what they say would be recorded as yours",
                 hint="name a file of keys with --keys (docs/serve.md), or listen on 127.0.0.1",
             )
+
+    @property
+    def records(self) -> bool:
+        """Whether anybody may have consented."""
+        return bool(self.keys) or self.consent != Consent.NONE
 
 
 def is_loopback(host: str) -> bool:

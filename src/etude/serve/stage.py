@@ -9,6 +9,7 @@ from etude.inference.recipe import EngineRecipe
 from etude.models.recipe import ModelRecipe
 from etude.sandbox.recipe import SandboxRecipe
 from etude.serve.recipe import ServeRecipe
+from etude.sessions.recipe import SessionsRecipe
 from etude.weights.recipe import WeightsRecipe
 
 
@@ -28,6 +29,7 @@ class ServeStage:
     weights: WeightsRecipe | None = None
     """Where new versions come from; None: the model's own weights are served."""
     serve: ServeRecipe = field(default_factory=ServeRecipe)
+    sessions: SessionsRecipe = field(default_factory=SessionsRecipe)
     engine: EngineRecipe = field(default_factory=_serving_engine)
     agent: AgentRecipe = field(default_factory=AgentRecipe)
     sandbox: SandboxRecipe = field(default_factory=_serving_sandbox)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from etude.errors import RecipeError
-from etude.protocols import Consent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +18,8 @@ class SessionsRecipe:
     """Folder in which a turn is durable before the database has it. Empty: beside the user's sessions."""
     retention_days: int | None = None
     """After so many days a session is deleted, unless its owner names another number; none: kept until forgotten."""
-    consent: str = "none"
-    """What may be done with the sessions of people who said nothing: `none` stores nothing, `keep` stores for them and
-    their team to look at, `train` also trains on them."""
 
     def __post_init__(self) -> None:
-        if self.consent not in tuple(Consent):
-            raise RecipeError(f"sessions.consent = {self.consent!r} is unknown", hint=", ".join(Consent))
         if self.retention_days is not None and self.retention_days < 1:
             raise RecipeError(f"sessions.retention_days = {self.retention_days} must be at least 1")
         if self.db and "://" not in self.db:
