@@ -68,3 +68,4 @@ def test_a_server_lives_answers_and_drains(tmp_path: Path) -> None:
         asking.join()
     assert texts[0].endswith("data: [DONE]\n\n")
     assert process.wait(120) == 0
+    process.stdout.close()
