@@ -34,8 +34,8 @@ class HttpServer:
     def __init__(self, app: Any, gate: Gate, recipe: ServeRecipe) -> None:
         self._gate, self._recipe = gate, recipe
         config = uvicorn.Config(
-            app, http=_protocol(recipe), ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
-            server_header=False, timeout_keep_alive=max(1, round(recipe.idle_timeout_s)),
+            app, http=_protocol(recipe), ws="none", lifespan="off", log_config=None, log_level="error",
+            access_log=False, server_header=False, timeout_keep_alive=max(1, round(recipe.idle_timeout_s)),
             timeout_graceful_shutdown=2, proxy_headers=False, backlog=_BACKLOG,
         )  # fmt: skip
         self._server = _Server(config)
