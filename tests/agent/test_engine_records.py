@@ -13,7 +13,7 @@ from etude.agent.policy import EnginePolicy, TokenLimits
 from etude.agent.recipe import AgentRecipe
 from etude.data.render import Parsed
 from etude.protocols import Message, Reply
-from etude.types import Episode, KVEpoch, Outcome, Run, ToolResult
+from etude.types import Episode, KVEpoch, Outcome, Run
 from tiny import random_ids, tiny_model
 
 MOE = "qwen3_moe"
@@ -28,7 +28,7 @@ class AnyReplyReads:
     def open(self, messages: Sequence[Message]) -> np.ndarray:
         return random_ids(20, vocab=VOCAB).numpy()
 
-    def follow(self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]) -> np.ndarray:
+    def follow(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray:
         return random_ids(5, vocab=VOCAB, seed=1).numpy()
 
     def parse(self, tokens: Sequence[int] | np.ndarray) -> Parsed:

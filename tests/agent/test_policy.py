@@ -262,10 +262,8 @@ def test_a_script_goes_on_with_silence() -> None:
 class Forgetful(TextRenderer):
     """A format that cannot go on after a reply that speaks of `again`."""
 
-    def follow(
-        self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]
-    ) -> np.ndarray | None:
-        return None if "again" in reply.text else super().follow(window, start, reply, results)
+    def follow(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray | None:
+        return None if "again" in reply.text else super().follow(window, start, reply, new)
 
 
 def test_where_a_format_cannot_go_on_a_new_context_opens_and_says_why() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from etude.data.render import Parsed
 from etude.protocols import Message
-from etude.types import ToolCall, ToolResult
+from etude.types import ToolCall
 
 END = ord("=")
 
@@ -24,8 +24,9 @@ class TextRenderer:
     def open(self, messages: Sequence[Message]) -> np.ndarray:
         return np.array(ids("".join(f"[{message.role}]{message.text}" for message in messages) + "[assistant]"))
 
-    def follow(self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]) -> np.ndarray:
-        return np.array(ids("".join(f"[tool]{result.text}" for result in results) + "[assistant]"))
+    def follow(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray:
+        texts = [f"[tool]{result.text}" for message in new for result in message.results]
+        return np.array(ids("".join(texts) + "[assistant]"))
 
     def parse(self, tokens: Sequence[int] | np.ndarray) -> Parsed:
         text, *lines = "".join(chr(token) for token in tokens).removesuffix("=").split("\n")

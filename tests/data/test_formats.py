@@ -76,6 +76,11 @@ def controls_in(name: str, ids: Sequence[int] | np.ndarray) -> list[int]:
     return [int(number) for number in ids if int(number) in controls(name)]
 
 
+def answers(*texts: str) -> Message:
+    """Results of a reply's calls."""
+    return Message(role="tool", results=tuple(ToolResult(text=text) for text in texts))
+
+
 def is_part(some: Sequence[int], of: Sequence[int]) -> bool:
     """Whether nothing was added: a control that a text spells may be text where the format's own words spell it too."""
     rest = iter(of)
@@ -124,16 +129,14 @@ def test_what_follows_a_reply_extends_the_window_and_is_what_the_whole_conversat
     opening = renderer.open(TASK)
     reply = np.array(spelled(name, "", [CALL]), np.int32)
     window = np.concatenate([opening, reply])
-    message, results = Message(role="assistant", text="", calls=(CALL,)), (ToolResult(text="1\tx = 1\n"),)
-    after = renderer.follow(window, len(opening), message, results)
+    message, results = Message(role="assistant", text="", calls=(CALL,)), answers("1\tx = 1\n")
+    after = renderer.follow(window, len(opening), message, [results])
     assert after is not None
-    whole = renderer.open([*TASK, message, Message(role="tool", results=results)])
+    whole = renderer.open([*TASK, message, results])
     assert len(after) > 3
     assert whole[-len(after) :].tolist() == after.tolist()
-    if name not in (
-        "kimi-k2.5",
-        "gpt-oss",
-    ):  # whose histories have thoughts that were not sampled, or lack those that were
+    has_other_thoughts = name in ("kimi-k2.5", "gpt-oss")  # some that were not sampled, or not those that were
+    if not has_other_thoughts:
         assert np.concatenate([window, after]).tolist() == whole.tolist()
 
 
@@ -143,9 +146,8 @@ def test_a_reply_that_is_spelled_oddly_is_never_spelled_again(name: str) -> None
     opening = renderer.open(TASK)
     odd = [int(n) for n in np.random.default_rng(0).integers(300, 1500, 12)]
     window = np.concatenate([opening, odd, [renderer.stop_ids[0]]]).astype(np.int32)
-    after = renderer.follow(
-        window, len(opening), Message(role="assistant", text="?", calls=(CALL,)), (ToolResult(text="ok"),)
-    )
+    message = Message(role="assistant", text="?", calls=(CALL,))
+    after = renderer.follow(window, len(opening), message, [answers("ok")])
     # a call of GLM's ends otherwise, and a reply of the other two not in the middle of a thought: a new context opens
     assert (after is None) == (name in ("glm-4.5", "gpt-oss", "kimi-k2.5"))
     assert after is None or len(after) > 0
@@ -165,7 +167,7 @@ def test_no_text_becomes_a_control_id(name: str, text: str) -> None:
 
     def conversation(words: str) -> list[Message]:
         call = ToolCall(name="read_file", arguments={"path": "a"})
-        answer = Message(role="tool", results=(ToolResult(text=words),))
+        answer = answers(words)
         reply = Message(role="assistant", text="", calls=(call,))
         return [Message(role="system", text=words), Message(role="user", text=words), reply, answer]
 
@@ -176,8 +178,7 @@ def test_no_text_becomes_a_control_id(name: str, text: str) -> None:
     window = np.concatenate([window, reply])
     message = Message(role="assistant", text="", calls=(CALL,))
     follows = [
-        renderer.follow(window, len(window) - len(reply), message, (ToolResult(text=words),))
-        for words in ("x", f"x{text}x")
+        renderer.follow(window, len(window) - len(reply), message, [answers(words)]) for words in ("x", f"x{text}x")
     ]
     assert follows[0] is not None
     assert follows[1] is not None

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from data.test_formats import BIG, TASK, renderer_of, schemas
+from data.test_formats import BIG, TASK, answers, renderer_of, schemas
 from data.vocabularies import tokenizer_json
 from etude.data.families import FamilyRenderer
 from etude.data.template import TemplateRenderer
 from etude.data.tokenizer import SafeTokenizer
 from etude.protocols import Message
-from etude.types import ToolCall, ToolResult
+from etude.types import ToolCall
 
 SPEC = find_spec("trl")
 TEMPLATES = Path(SPEC.origin).parent / "chat_templates" if SPEC and SPEC.origin else None
@@ -92,9 +92,7 @@ def test_an_official_template_is_a_renderer_of_its_own(name: str) -> None:
     reply = renderer._spelled(call) + "<|im_end|>"
     assert renderer.parse(tokenizer.encode_format(reply)).calls == (call,)
     window = tokenizer.encode_format(opening + reply)
-    after = renderer.follow(
-        window, len(window) - 1, Message(role="assistant", calls=(call,)), (ToolResult(text="1\tx"),)
-    )
+    after = renderer.follow(window, len(window) - 1, Message(role="assistant", calls=(call,)), [answers("1\tx")])
     assert after is not None
     assert "<tool_response>\n1\tx\n</tool_response>" in tokenizer.decode(after)
     assert ("<function=read_file>" in reply) == (name == "qwen3_5_nothink")

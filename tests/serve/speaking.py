@@ -181,7 +181,7 @@ async def serving(
     """script: replies, a function of the request, or an engine."""
     engine = script if hasattr(script, "generate") else Speaker(script)
     recorder = MemoryRecorder() if recorder is None else recorder
-    recipe = ServeRecipe(**{"port": 0, "drain_s": 2.0, **settings})
+    recipe = ServeRecipe(**{"port": 0, "drain_s": 2.0, "consent": "train", **settings})
     server = make_server(engine, chat or QwenChat(), recipe, name=name, recorder=recorder, keys=keys)
     await server.start()
     try:

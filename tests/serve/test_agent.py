@@ -27,7 +27,7 @@ def work(script: Any, body: Callable[[httpx2.AsyncClient, Speaker, MemoryRecorde
         engine, recorder = Speaker(script), MemoryRecorder()
         keys = keys_of(ann=(ANN, Quota()), bob=(BOB, Quota()))
         server = make_server(
-            engine, QwenChat(), ServeRecipe(port=0, agent_sessions=2), name="qwen", recorder=recorder, keys=keys,
+            engine, QwenChat(), ServeRecipe(port=0, agent_sessions=2, consent="train"), name="qwen", recorder=recorder, keys=keys,
             pool=real_pool(), agent=AgentRecipe(tools=TOOLS, system="Repair."),
         )  # fmt: skip
         await server.start()

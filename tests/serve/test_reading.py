@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.test_formats import CALL, FORMATS, renderer_of
+from data.test_formats import CALL, EACH, renderer_of
 from data.test_formats import spelled as spelled_in
 from etude.data.render import Renderer
 from etude.serve.reading import ReplyReader
@@ -26,7 +26,7 @@ def said(renderer: Renderer, ids: list[int], cuts: list[int], **options: object)
     return "".join(parts) + rest, reader
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EACH)
 @settings(max_examples=15, deadline=None)
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 60), max_size=8), has_call=st.booleans())
 def test_pieces_make_the_whole(name: str, text: str, cuts: list[int], has_call: bool) -> None:

@@ -132,7 +132,7 @@ class EnginePolicy:
         if [message.role for message in new] != ["assistant", "tool"]:
             roles = ", ".join(message.role for message in new)
             raise ValueError(f"a conversation goes on with the reply and its results, not with: {roles or 'nothing'}")
-        ids = self._renderer.follow(self._window.ids(), self._start, new[0], new[1].results)
+        ids = self._renderer.follow(self._window.ids(), self._start, new[0], new[1:])
         if ids is None:
             with contextlib.suppress(EngineError):
                 await self._engine.forget(self._context_id)

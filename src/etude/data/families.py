@@ -96,12 +96,7 @@ class FamilyRenderer:
             ids = self._renderer.render_ids(chat, tools=self._tools, add_generation_prompt=True)
         return np.array(ids, np.int32)
 
-    def follow(
-        self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]
-    ) -> np.ndarray | None:
-        return self.extend(window, start, reply, [Message(role="tool", results=tuple(results))])
-
-    def extend(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray | None:
+    def follow(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray | None:
         before = [int(number) for number in window]
         chat = _chat(new, reply.calls)
         with self._tokenizer.formatting(_texts(chat)):

@@ -83,18 +83,13 @@ class Renderer(Protocol):
         """[n] int32: the whole conversation, up to the mark after which the policy writes."""
         ...
 
-    def follow(
-        self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]
-    ) -> np.ndarray | None:
-        """[n] int32: what follows the window whose last reply begins at `start`, up to the next such mark.
+    def follow(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray | None:
+        """[n] int32: what follows the window whose last reply begins at `start`, up to the next mark after which the
+        policy writes. new: what came after the reply: results of its calls, what the user says, or both.
 
         reply: as it was parsed. If the reply was cut before it ended, it stays as it was sampled. None: this format has
         to write the conversation anew, in a new context.
         """
-        ...
-
-    def extend(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray | None:
-        """As `follow`, for any messages that came after the reply: results, what the user says, or both."""
         ...
 
     def parse(self, ids: Sequence[int] | np.ndarray) -> Parsed:
@@ -158,10 +153,7 @@ class NanoRenderer:
         parts.append(self._one(self.end))
         return np.concatenate(parts)
 
-    def follow(self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]) -> np.ndarray:
-        return self.results(results)
-
-    def extend(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray:
+    def follow(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray:
         return np.concatenate([*self._messages(new), self._one(self._assistant)])
 
     def spell(self, ids: Sequence[int] | np.ndarray) -> str:

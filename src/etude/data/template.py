@@ -74,12 +74,7 @@ class TemplateRenderer:
         pieces, texts = self._render(messages, prompt=True)
         return self._ids(pieces, texts)
 
-    def follow(
-        self, window: np.ndarray, start: int, reply: Message, results: Sequence[ToolResult]
-    ) -> np.ndarray | None:
-        return self.extend(window, start, reply, [Message(role="tool", results=tuple(results))])
-
-    def extend(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray | None:
+    def follow(self, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]) -> np.ndarray | None:
         ask = Message(role="user", text="?")
         whole = [ask, Message(role="assistant", text="?"), *new]
         pieces, texts = self._render(whole, prompt=True)

@@ -64,11 +64,11 @@ class Rendering:
         """Errors: Refusal if the format cannot write them."""
         return await _written(messages, functools.partial(renderer.open, messages))
 
-    async def extend(
+    async def follow(
         self, renderer: Renderer, window: np.ndarray, start: int, reply: Message, new: Sequence[Message]
     ) -> np.ndarray | None:
         """Errors: Refusal if the format cannot write them."""
-        return await _written(new, functools.partial(renderer.extend, window, start, reply, new))
+        return await _written(new, functools.partial(renderer.follow, window, start, reply, new))
 
     def forced(self, renderer: Renderer, ask: Ask) -> list[int]:
         """The ids that the reply must begin with. Errors: Refusal if this format cannot begin a reply with a call."""

@@ -245,7 +245,7 @@ class Turn:
         if goes_on:  # taken before anything is waited for: others fork from now on
             window.is_busy, self._window = True, window
         before = window.ids[: boundary.end]
-        added = await parts.rendering.extend(self._renderer, before, boundary.start, ask.messages[reply], new)
+        added = await parts.rendering.follow(self._renderer, before, boundary.start, ask.messages[reply], new)
         if added is None:
             window.is_busy = window.is_busy and not goes_on
             return await self._open(Opened.RERENDER)
