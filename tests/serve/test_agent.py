@@ -27,8 +27,8 @@ def work(script: Any, body: Callable[[httpx2.AsyncClient, Speaker, MemoryRecorde
         engine, recorder = Speaker(script), MemoryRecorder()
         keys = keys_of(ann=(ANN, Quota()), bob=(BOB, Quota()))
         server = make_server(
-            engine, QwenChat(), ServeRecipe(port=0, agent_sessions=2, consent="train"), name="qwen", recorder=recorder, keys=keys,
-            pool=real_pool(), agent=AgentRecipe(tools=TOOLS, system="Repair."),
+            engine, QwenChat(), ServeRecipe(port=0, agent_sessions=2, consent="train"), name="qwen", recorder=recorder,
+            keys=keys, pool=real_pool(), agent=AgentRecipe(tools=TOOLS, system="Repair."),
         )  # fmt: skip
         await server.start()
         async with httpx2.AsyncClient(base_url=server.url, timeout=60, headers=bearer("ann")) as client:
