@@ -4,7 +4,7 @@
 
 engine   clients in this process ask the engine's process over its socket, in ids
 http     the same clients ask a server's process, which asks the same engine: /v1/chat/completions, streamed
-record   as http, and every turn is on disk (synced) before its answer ends
+record   as http, and every turn is redacted and on disk (synced) before its answer ends; it goes on to SQLite
 
 All arms use one engine process and the same prompts, with a seed for each request, so that replies are the same work.
 Clients are as light as can be (a socket, and a search for the events' ends): what is measured is the server. Each round
@@ -38,9 +38,8 @@ from etude.protocols import GenerateRequest, Message
 from etude.serve.parts import make_server
 from etude.serve.recipe import ServeRecipe
 from etude.serving import serve_stage
-
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "serve"))
-from journal import Journal
+from etude.sessions.opening import open_recorder
+from etude.sessions.recipe import SessionsRecipe
 
 NEW, HEAT = 96, 2.0
 """Tokens of a reply, and the temperature: at 1 the nano ends most replies after a dozen tokens."""
@@ -53,15 +52,19 @@ def text_of(number: int) -> str:
     return f"Repair number {number}.\nsolution.py\n{LINES}\n"
 
 
-async def serve_process(model: str, socket: str, journal: str) -> None:
-    """The server's process: says its address, and serves until it is killed."""
+async def serve_process(model: str, socket: str, sessions: str) -> None:
+    """The server's process: says its address, and serves until it is killed. sessions: a folder; empty: no recorder."""
     engine = EngineClient(await Client.connect(Path(socket), name="engine", timeout_s=120))
-    recorder = Journal(Path(journal)) if journal else None
     chat = ChatFormat(model_folder(model))
-    server = make_server(engine, chat, ServeRecipe(port=0, consent="train"), name=model, recorder=recorder)
-    await server.start()
-    print(server.url, flush=True)
-    await asyncio.Event().wait()
+    async with contextlib.AsyncExitStack() as stack:
+        recorder = None
+        if sessions:
+            recipe = SessionsRecipe(db=f"sqlite:///{sessions}/sessions.db", journal=f"{sessions}/journal")
+            recorder = await stack.enter_async_context(open_recorder(recipe, chat.renderer(()).spell))
+        server = make_server(engine, chat, ServeRecipe(port=0, consent="train"), name=model, recorder=recorder)
+        await server.start()
+        print(server.url, flush=True)
+        await asyncio.Event().wait()
 
 
 def over_frames(engine: EngineClient, renderer: Renderer) -> Ask:
@@ -126,7 +129,7 @@ async def processes(model: str) -> AsyncIterator[tuple[str, str, str]]:
     """(the engine's socket, address of a server without a recorder, of one with)."""
     with tempfile.TemporaryDirectory(prefix="etude-bench-") as name:
         folder = Path(name)
-        stage = serve_stage(model, "", {}, [])
+        stage = serve_stage(model, "", {}, "", [])
         (folder / "recipe.toml").write_text(config.resolved_text("serve", stage))
         socket = str(folder / "engine")
         words = [sys.executable, "-m", "etude.worker", name, "serve", socket, str(os.getpid())]
@@ -134,8 +137,8 @@ async def processes(model: str) -> AsyncIterator[tuple[str, str, str]]:
         started = [subprocess.Popen(words, env=environment)]
         urls = []
         try:
-            for journal in ("", str(folder / "journal")):
-                words = [sys.executable, __file__, "--serve", model, socket, journal]
+            for sessions in ("", str(folder / "sessions")):
+                words = [sys.executable, __file__, "--serve", model, socket, sessions]
                 started.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment))
                 output = started[-1].stdout
                 assert output is not None
