@@ -56,7 +56,7 @@ def repair(request: GenerateRequest) -> list[int]:
 def tools_in(prompt: str) -> list[dict[str, Any]]:
     """The tools that the prompt describes, one JSON object a line."""
     within = prompt.partition("<tools>\n")[2].partition("\n</tools>")[0]
-    return [json.loads(line) for line in within.splitlines() if line.startswith("{")]
+    return [json.loads(line)["function"] for line in within.splitlines() if line.startswith("{")]
 
 
 def arguments(tool: Mapping[str, Any], command: str) -> dict[str, Any]:
