@@ -49,7 +49,7 @@ from etude.weights.store import Store, open_store
 EXPERTS, TOP_K, NOISE = 8, 2, 0.02
 STEPS = 8
 PRECISIONS, AGES = ("same", "bf16", "int8", "nvfp4"), (0, 1, 4, 8)
-ALPHAS = (0.1, 0.3, 0.5)
+ALPHAS = (0.5, 0.8, 0.95)
 PROMPTS, NEW = 96, 64
 LEAST_REPLACED = 0.001
 
