@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude import config
-from etude.agent.recipe import CODING
+from etude.agent.recipe import CODING, CODING_LIMITS
 from etude.errors import RecipeError, RunError
 from etude.state import state_folder
 from etude.types import digest_of
@@ -43,9 +43,8 @@ async def open_conversation(
     from etude.sandbox.pool import NamespacePool
     from etude.sandbox.recipe import SandboxRecipe
 
-    limits = {"tools": list(CODING), "context_tokens": 200_000, "reply_tokens": 16_000, "max_turns": 100,
-              "max_calls": 400, "wall_s": 3600.0, "tool_timeout_s": 120.0, "tool_output_chars": 16_000}  # fmt: skip
-    recipe = config.convert(config.override(limits, overrides), AgentRecipe, where="agent")
+    tree = {"tools": list(CODING), **CODING_LIMITS}
+    recipe = config.convert(config.override(tree, overrides), AgentRecipe, where="agent")
     folder = read_folder(repo)
     about = state_folder() / "agent" / digest_of(str(folder.path))[:16]
     kept = max(about.glob("*/"), default=None) if resume else about / time.strftime("%Y%m%d-%H%M%S")

@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude import config
-from etude.agent.recipe import BASIC, CODING
+from etude.agent.recipe import BASIC, CODING, CODING_LIMITS
+from etude.errors import RecipeError
 from etude.serve.stage import ServeStage
 
 if TYPE_CHECKING:
     from etude.serve.server import HttpServer
-
-CODING_LIMITS = {"context_tokens": 200_000, "reply_tokens": 16_000, "max_turns": 100, "max_calls": 400,
-                 "wall_s": 3600.0, "tool_timeout_s": 120.0, "tool_output_chars": 16_000}  # fmt: skip
 
 
 def serve_stage(model: str, weights: str, serve: dict[str, Any], db: str, overrides: Sequence[str]) -> ServeStage:
@@ -43,6 +41,7 @@ async def open_server(stage: ServeStage) -> AsyncIterator[HttpServer]:
 
     Errors: RecipeError, ModelError, EngineError, RunError, StoreError.
     """
+    from etude.agent.mcp import Servers
     from etude.data.formats import ChatFormat
     from etude.models.recipe import model_folder
     from etude.rl.engines import ManagedEngine
@@ -52,6 +51,8 @@ async def open_server(stage: ServeStage) -> AsyncIterator[HttpServer]:
     from etude.serve.parts import make_server
     from etude.sessions.opening import open_recorder
 
+    if stage.agent.mcp and not stage.serve.agent:
+        raise RecipeError("agent.mcp is set, and the agent is not served", hint="--agent serves it")
     keys = Keys.load(Path(stage.serve.keys)) if stage.serve.keys else None
     chat = ChatFormat(model_folder(stage.model.path), thinking=stage.agent.thinking)
     folder = Path(tempfile.mkdtemp(prefix="etude-serve-"))
@@ -62,13 +63,16 @@ async def open_server(stage: ServeStage) -> AsyncIterator[HttpServer]:
             stack.push_async_callback(workers.close)
             engine = ManagedEngine(workers, "serve")
             await engine.start()
-            pool = await stack.enter_async_context(NamespacePool(stage.sandbox)) if stage.serve.agent else None
+            pool, servers = None, None
+            if stage.serve.agent:
+                pool = await stack.enter_async_context(NamespacePool(stage.sandbox))
+                servers = await Servers.describe(stage.agent.mcp, pool)
             recorder = None
             if stage.serve.records:
                 recorder = await stack.enter_async_context(open_recorder(stage.sessions, chat.renderer(()).spell))
             server = make_server(
                 engine, chat, stage.serve, name=Path(stage.model.path).name, recorder=recorder, keys=keys,
-                pool=pool, agent=stage.agent,
+                pool=pool, agent=stage.agent, servers=servers,
             )  # fmt: skip
             await server.start()
             stack.push_async_callback(server.close)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import httpx2
 import msgspec
 
 from agent.scenes import BROKEN, FIXED, clamp_task, in_loop, real_pool
-from etude.agent.recipe import AgentRecipe
+from agent.test_mcp import INSIDE
+from etude.agent.mcp import Servers
+from etude.agent.recipe import AgentRecipe, McpServer
 from etude.serve.parts import make_server
 from etude.serve.recipe import ServeRecipe
 from etude.types import Task
@@ -22,13 +24,18 @@ TOOLS = ("read_file", "edit_file", "shell", "ask_user", "finish", "run_tests")
 EDIT = calls("edit_file", "I repair it.", path="solution.py", old="max(x, high)", new="min(x, high)", line=2)
 
 
-def work(script: Any, body: Callable[[httpx2.AsyncClient, Speaker, MemoryRecorder], Awaitable[None]]) -> None:
+def work(
+    script: Any,
+    body: Callable[[httpx2.AsyncClient, Speaker, MemoryRecorder], Awaitable[None]],
+    mcp: Mapping[str, McpServer] | None = None,
+) -> None:
     async def run() -> None:
         engine, recorder = Speaker(script), MemoryRecorder()
         keys = keys_of(ann=(ANN, Quota()), bob=(BOB, Quota()))
         server = make_server(
             engine, QwenChat(), ServeRecipe(port=0, agent_sessions=2, consent="train"), name="qwen", recorder=recorder,
             keys=keys, pool=real_pool(), agent=AgentRecipe(tools=TOOLS, system="Repair."),
+            servers=await Servers.describe(mcp or {}, real_pool()),
         )  # fmt: skip
         await server.start()
         async with httpx2.AsyncClient(base_url=server.url, timeout=60, headers=bearer("ann")) as client:
@@ -48,6 +55,16 @@ async def said(client: httpx2.AsyncClient, session: str, text: str) -> list[dict
     got = await client.post(f"{session}/messages", json={"text": text})
     assert got.status_code == 200, got.text
     return [json.loads(line[6:]) for line in got.text.splitlines() if line.startswith("data: ")]
+
+
+def test_the_tools_of_an_mcp_server_are_offered_and_called_in_the_sandbox_of_the_session() -> None:
+    async def body(client: httpx2.AsyncClient, engine: Speaker, recorder: MemoryRecorder) -> None:
+        session = await opened(client, files={"note.txt": "from the workspace"})
+        results = [event for event in await said(client, session, "Read it.") if event["type"] == "result"]
+        assert [(result["text"], result["error"]) for result in results] == [("from the workspace", None)]
+        assert (await client.delete(session)).status_code == 200
+
+    work([calls("mcp__plain__read_note"), says("Done.")], body, mcp={"plain": INSIDE})
 
 
 def test_the_agent_works_in_a_sandbox_and_its_turns_are_one_window() -> None:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Protocol
 
 from etude.agent.loop import Play, Services, changed_files
+from etude.agent.prompts import request
 from etude.agent.recipe import AgentRecipe
-from etude.code.diff import unified_diff
+from etude.code.diff import diff_of
 from etude.code.folder import Folder, apply_changes
 from etude.errors import RunError, SandboxError
 from etude.frames import read_file, write_file
@@ -30,8 +31,6 @@ from etude.types import FORMAT, Context, Episode, IOChecks, Limits, Noun, Outcom
 SYSTEM = """You are a coding agent. You work in a copy of the user's folder, in a sandbox without network. Read before \
 you edit, keep changes small, and run what shows that they work. When you are done, or need the user, answer without a \
 call."""
-MAX_LISTED = 60
-"""Files that the opening names."""
 
 
 class Screen(Protocol):
@@ -121,7 +120,7 @@ class Conversation:
         """
         if not self.messages:
             self.messages = [Message(role="system", text=self._play.recipe.system or SYSTEM)]
-            text = f"{text}\n\n{_listing(self.folder.files)}"
+            text = request(text, self.folder.files)
         self.messages.append(Message(role="user", text=text))
         self.interrupt.clear()
         self._play.begin_again()
@@ -193,15 +192,3 @@ def read_saved(kept: Path) -> Saved:
     if not path.is_file():
         raise RunError(f"no conversation in {kept}")
     return read_file(path, Saved)
-
-
-def diff_of(before: Mapping[str, str], changes: Mapping[str, str | None]) -> str:
-    """Unified, of the changed files alone."""
-    old = {path: before[path] for path in changes if path in before}
-    return unified_diff(old, {path: text for path, text in changes.items() if text is not None})
-
-
-def _listing(files: Mapping[str, str]) -> str:
-    names = sorted(files)
-    more = f"\n... and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return "Files:\n" + "\n".join(names[:MAX_LISTED]) + more

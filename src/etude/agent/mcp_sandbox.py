@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
+from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 
 from etude.errors import SandboxError
 from etude.protocols import Sandbox
@@ -101,6 +101,7 @@ class SandboxServer:
                     while True:
                         sent.append(from_client.receive_nowait().message)
                 outstanding |= {message.id for message in sent if isinstance(message, JSONRPCRequest)}
+                outstanding -= {given_up for message in sent if (given_up := _given_up(message)) is not None}
                 asked = False
                 for message in await self._exchange(sent, waits=bool(outstanding)):
                     asked = asked or isinstance(message, JSONRPCRequest)
@@ -144,6 +145,12 @@ class SandboxServer:
             raise ServerGoneError("it wrote more than sandbox.output_kb allows")
         self._rest += piece
         return found
+
+
+def _given_up(message: Any) -> Any:
+    """The id of the request that the client no longer waits for, if the message says so."""
+    is_cancel = isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled"
+    return (message.params or {}).get("requestId") if is_cancel else None
 
 
 def _message(line: bytes) -> Any:

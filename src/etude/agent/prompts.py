@@ -5,9 +5,14 @@ The same function makes the openings of expert transcripts, so that what a model
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from etude.code.view import numbered
 from etude.protocols import Message
 from etude.types import Task
+
+MAX_LISTED = 60
+"""Files that a request names."""
 
 
 def opening(task: Task, system: str = "") -> tuple[Message, ...]:
@@ -19,3 +24,10 @@ def opening(task: Task, system: str = "") -> tuple[Message, ...]:
     files = "".join(f"{path}\n{numbered(text)}" for path, text in sorted(task.workspace.items()))
     user = Message(role="user", text=f"{task.prompt}\n{files}")
     return (Message(role="system", text=system), user) if system else (user,)
+
+
+def request(text: str, files: Mapping[str, str]) -> str:
+    """What a person wants, and the names of the files that it is about."""
+    names = sorted(files)
+    more = f"\n... and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"{text}\n\nFiles:\n" + "\n".join(names[:MAX_LISTED]) + more

@@ -17,6 +17,9 @@ BASIC = ("read_file", "edit_file", "run_tests", "finish")
 CODING = ("read_file", "edit_file", "apply_patch", "list_dir", "glob", "grep", "shell", "shell_output", "shell_kill",
           "read_lints", "todo_write", "ask_user")  # fmt: skip
 """For a model that works on a person's own code."""
+CODING_LIMITS = {"context_tokens": 200_000, "reply_tokens": 16_000, "max_turns": 100, "max_calls": 400,
+                 "wall_s": 3600.0, "tool_timeout_s": 120.0, "tool_output_chars": 16_000}  # fmt: skip
+"""And where such work ends: keys of AgentRecipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

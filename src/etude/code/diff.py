@@ -17,6 +17,12 @@ def unified_diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     return "".join(_file_diff(path, before.get(path), after.get(path)) for path in paths)
 
 
+def diff_of(before: Mapping[str, str], changes: Mapping[str, str | None]) -> str:
+    """The diff that turns `before` into what `changes` (path -> text, None: gone) make of it."""
+    old = {path: before[path] for path in changes if path in before}
+    return unified_diff(old, {path: text for path, text in changes.items() if text is not None})
+
+
 def _file_diff(path: str, old: str | None, new: str | None) -> str:
     if old == new:
         return ""

@@ -13,6 +13,7 @@ What it does not do: families that the package does not know (template.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -50,6 +51,31 @@ _PROBLEMS = {
 }
 
 
+@functools.lru_cache(maxsize=8)
+def _package_renderer(name: str, tokenizer: SafeTokenizer, thinking: str) -> Any:
+    """The package's, which knows no tools: those of a vocabulary share it, for gpt-oss's takes seconds.
+
+    Errors: ModelError if the package is not installed, or the vocabulary lacks a token of the family.
+    """
+    try:
+        from renderers import configs, create_renderer
+    except ImportError as error:
+        raise ModelError(
+            f"the chat format {name} needs the package renderers",
+            cause=str(error),
+            hint="pip install 'etude-rl[formats]'",
+        ) from error
+    kinds: list[Any] = [kind for kind in vars(configs).values() if hasattr(kind, "model_fields")]
+    by_name = {kind.model_fields["name"].default: kind for kind in kinds if "name" in kind.model_fields}
+    retention = {"thinking_retention": "all"} if thinking == "keep" else {}
+    try:
+        harmony = vocabulary(tokenizer.pieces()) if name == "gpt-oss" else contextlib.nullcontext()
+        with harmony, tokenizer.formatting():  # it looks up its control tokens
+            return create_renderer(tokenizer, by_name[name](**retention))
+    except Exception as error:  # whatever the package raises where a vocabulary is another's
+        raise ModelError(f"the tokenizer is not of the format {name}", cause=str(error)) from error
+
+
 class FamilyRenderer:
     """data.render.Renderer over one of the package's."""
 
@@ -57,23 +83,7 @@ class FamilyRenderer:
         self, name: str, tokenizer: SafeTokenizer, tools: Sequence[Mapping[str, Any]], *, thinking: str = "keep"
     ) -> None:
         """name: the package's. Errors: ModelError if it is not installed, or lacks a token of the family."""
-        try:
-            from renderers import configs, create_renderer
-        except ImportError as error:
-            raise ModelError(
-                f"the chat format {name} needs the package renderers",
-                cause=str(error),
-                hint="pip install 'etude-rl[formats]'",
-            ) from error
-        kinds: list[Any] = [kind for kind in vars(configs).values() if hasattr(kind, "model_fields")]
-        by_name = {kind.model_fields["name"].default: kind for kind in kinds if "name" in kind.model_fields}
-        retention = {"thinking_retention": "all"} if thinking == "keep" else {}
-        try:
-            harmony = vocabulary(tokenizer.pieces()) if name == "gpt-oss" else contextlib.nullcontext()
-            with harmony, tokenizer.formatting():  # it looks up its control tokens
-                self._renderer = create_renderer(tokenizer, by_name[name](**retention))
-        except Exception as error:  # whatever the package raises where a vocabulary is another's
-            raise ModelError(f"the tokenizer is not of the format {name}", cause=str(error)) from error
+        self._renderer = _package_renderer(name, tokenizer, thinking)
         self._tokenizer = tokenizer
         self._tools = [{"type": "function", "function": dict(tool)} for tool in tools] or None
         self._words = ""

@@ -72,7 +72,7 @@ def add_agent(app: FastAPI, parts: Parts, gate: Gate, sessions: AgentSessions) -
             limits=Limits(max_turns=recipe.max_turns, wall_s=recipe.wall_s),
         )  # fmt: skip
         session = await sessions.open(caller.owner, task, recipe, has_task=body.task is not None)
-        return {"id": session.session_id, "tools": list(recipe.tools)}
+        return {"id": session.session_id, "tools": [tool["name"] for tool in session.tools]}
 
     async def state(request: Request, caller: Any) -> Any:
         return await sessions.find(caller.owner, request.path_params["id"]).state()

@@ -17,12 +17,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from etude.agent.loop import Play, Services, changed_files
-from etude.agent.prompts import opening
+from etude.agent.mcp import Servers
+from etude.agent.prompts import opening, request
 from etude.agent.recipe import AgentRecipe
 from etude.agent.search import search_of
-from etude.agent.tool import schema
+from etude.agent.tool import MakeTool, schema
 from etude.agent.tools import TOOLS
-from etude.code.diff import unified_diff
+from etude.code.diff import diff_of
 from etude.errors import SandboxError
 from etude.protocols import Message, Owner, Reply, Sandbox, SandboxPool
 from etude.serve.conversation import Ask, Pins
@@ -31,15 +32,17 @@ from etude.serve.turn import Parts, Turn
 from etude.types import Context, Effort, Outcome, StopReason, Task, ToolResult
 
 Emit = Callable[[dict[str, Any]], Awaitable[None]]
-_MAX_LISTED = 60
 
 
 class ServedPolicy:
     """protocols.Policy over the server's own turns: matched, recorded and counted as a client's are."""
 
-    def __init__(self, parts: Parts, owner: Owner, pins: Pins, recipe: AgentRecipe, emit: Emit) -> None:
+    def __init__(
+        self, parts: Parts, owner: Owner, pins: Pins, recipe: AgentRecipe, tools: Sequence[dict[str, Any]], emit: Emit
+    ) -> None:
+        """tools: JSON schemas."""
         self._parts, self._owner, self._pins, self._recipe, self._emit = parts, owner, pins, recipe, emit
-        self._tools = tuple(schema(TOOLS[name]) for name in recipe.tools)
+        self._tools = tuple(tools)
         self.tokens = 0
 
     async def reply(self, conversation: Sequence[Message]) -> Reply:
@@ -79,8 +82,12 @@ class AgentSession:
     """One conversation about one sandbox."""
 
     def __init__(
-        self, parts: Parts, owner: Owner, task: Task, sandbox: Sandbox, recipe: AgentRecipe, *, has_task: bool
-    ) -> None:
+        self, parts: Parts, owner: Owner, task: Task, sandbox: Sandbox, recipe: AgentRecipe, *, has_task: bool,
+        tools: Sequence[dict[str, Any]], extra: Mapping[str, MakeTool], stack: contextlib.AsyncExitStack,
+    ) -> None:  # fmt: skip
+        """tools: JSON schemas of all that the agent has; extra: those that are no tools of the recipe. stack: what
+        ends with the session."""
+        self.tools, self._stack = tools, stack
         self._parts, self.owner, self._task, self._sandbox = parts, owner, task, sandbox
         self._recipe, self._has_task = recipe, has_task
         self.session_id = uuid.uuid4().hex
@@ -91,7 +98,7 @@ class AgentSession:
         self._emit: Emit = _nowhere
         self._shown: Mapping[str, str | None] = {}
         self._answer: asyncio.Future[str] | None = None
-        services = Services(ask=self._ask, search=search_of(recipe), watch=self._watch)
+        services = Services(ask=self._ask, search=search_of(recipe), extra=extra, watch=self._watch)
         self._play = Play(task, sandbox, recipe, time.monotonic, services)
 
     async def say(self, text: str, emit: Emit) -> None:
@@ -103,7 +110,7 @@ class AgentSession:
             self._open(text)
             self._play.begin_again()
             pins = Pins(session=f"agent-{self.session_id}")
-            policy = ServedPolicy(self._parts, self.owner, pins, self._recipe, emit)
+            policy = ServedPolicy(self._parts, self.owner, pins, self._recipe, self.tools, emit)
             try:
                 self.outcome = await self._play.run(policy, self.messages)
             except SandboxError as error:
@@ -119,10 +126,7 @@ class AgentSession:
     @property
     def effort(self) -> Effort:
         """Of all turns so far."""
-        total = Effort()
-        for turn in self._play.turns:
-            total = total + turn.effort
-        return total
+        return sum((turn.effort for turn in self._play.turns), Effort())
 
     async def changes(self) -> dict[str, str | None]:
         """Files that differ from those that the session began with. Errors: SandboxError."""
@@ -136,7 +140,7 @@ class AgentSession:
             raise Refusal(404, "the sandbox of this session is gone", code="sandbox_died") from error
         return {"id": self.session_id, "is_busy": self.is_busy, "turns": len(self._play.turns),
                 "outcome": self.outcome.value if self.outcome else None, "files": changes,
-                "patch": _diff(self._task.workspace, changes)}  # fmt: skip
+                "patch": diff_of(self._task.workspace, changes)}  # fmt: skip
 
     def answer(self, text: str) -> None:
         """To the question that the agent asked. Errors: Refusal if there is none."""
@@ -145,8 +149,9 @@ class AgentSession:
         self._answer.set_result(text)
 
     async def close(self) -> None:
+        """End its MCP servers, then its sandbox."""
         with contextlib.suppress(SandboxError):
-            await self._sandbox.close()
+            await self._stack.aclose()
 
     def _open(self, text: str) -> None:
         if self.messages:
@@ -162,7 +167,7 @@ class AgentSession:
                 raise Refusal(400, "text is empty", param="text")
             if self._recipe.system:
                 self.messages.append(Message(role="system", text=self._recipe.system))
-            self.messages.append(Message(role="user", text=f"{text}\n\n{_listing(self._task.workspace)}"))
+            self.messages.append(Message(role="user", text=request(text, self._task.workspace)))
 
     async def _watch(self, reply: Reply, results: Sequence[ToolResult]) -> None:
         for number, result in enumerate(results):
@@ -173,7 +178,7 @@ class AgentSession:
         changes = await self.changes()
         if changes != self._shown:
             self._shown = changes
-            await self._emit({"type": "diff", "text": _diff(self._task.workspace, changes)})
+            await self._emit({"type": "diff", "text": diff_of(self._task.workspace, changes)})
 
     async def _ask(self, question: str, options: Sequence[str]) -> str:
         self._answer = asyncio.get_running_loop().create_future()
@@ -185,22 +190,11 @@ async def _nowhere(event: dict[str, Any]) -> None:
     """Nobody listens."""
 
 
-def _diff(before: Mapping[str, str], changes: Mapping[str, str | None]) -> str:
-    old = {path: before[path] for path in changes if path in before}
-    return unified_diff(old, {path: text for path, text in changes.items() if text is not None})
-
-
-def _listing(files: Mapping[str, str]) -> str:
-    names = sorted(files)
-    more = f"\n... and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return "Files:\n" + "\n".join(names[:_MAX_LISTED]) + more
-
-
 class AgentSessions:
     """All that are open: each owner's own, bounded in number, closed when unused for long."""
 
-    def __init__(self, parts: Parts, pool: SandboxPool, recipe: AgentRecipe) -> None:
-        self._parts, self._pool, self.recipe = parts, pool, recipe
+    def __init__(self, parts: Parts, pool: SandboxPool, recipe: AgentRecipe, servers: Servers) -> None:
+        self._parts, self._pool, self.recipe, self._servers = parts, pool, recipe, servers
         self._open: dict[str, AgentSession] = {}
         self._opening = 0
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -220,7 +214,13 @@ class AgentSessions:
             raise Refusal(400, f"the files cannot be laid out: {error.strerror}", param="files") from error
         finally:
             self._opening -= 1
-        session = AgentSession(self._parts, owner, task, sandbox, recipe, has_task=has_task)
+        stack = contextlib.AsyncExitStack()
+        stack.push_async_callback(sandbox.close)
+        session = AgentSession(
+            self._parts, owner, task, sandbox, recipe, has_task=has_task, stack=stack,
+            tools=[*(schema(TOOLS[name]) for name in recipe.tools), *self._servers.schemas()],
+            extra=await stack.enter_async_context(self._servers.tools(sandbox)),
+        )  # fmt: skip
         self._open[session.session_id] = session
         self.used(session)
         return session

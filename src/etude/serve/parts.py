@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from etude.agent.mcp import Servers
 from etude.agent.recipe import AgentRecipe
 from etude.protocols import Engine, SandboxPool, SessionRecorder
 from etude.serve.agent_session import AgentSessions
@@ -24,8 +25,10 @@ from etude.serve.turn import Parts
 def make_server(
     engine: Engine, chat: Chat, recipe: ServeRecipe, *, name: str, recorder: SessionRecorder | None = None,
     keys: Keys | None = None, pool: SandboxPool | None = None, agent: AgentRecipe | None = None,
+    servers: Servers | None = None,
 ) -> HttpServer:  # fmt: skip
-    """One that can be started. name: of the model. keys: instead of those of the recipe's file. pool: for the agent.
+    """One that can be started. name: of the model. keys: instead of those of the recipe's file. pool, servers (of MCP):
+    for the agent.
 
     Errors: RecipeError.
     """
@@ -37,7 +40,7 @@ def make_server(
         sessions=Sessions(4 * recipe.remembered_windows), measures=Measures(), recorder=recorder,
     )  # fmt: skip
     gate = Gate(recipe, keys)
-    agents = None if pool is None else AgentSessions(parts, pool, agent or AgentRecipe())
+    agents = None if pool is None else AgentSessions(parts, pool, agent or AgentRecipe(), servers or Servers({}, ()))
     server = HttpServer(make_app(parts, gate, agents), gate, recipe)
     if agents is not None:
         server.at_end(agents.close)

@@ -1,4 +1,4 @@
-"""The stage `serve`: which sections such a recipe has. Light."""
+"""The stage `serve`: which sections such a recipe has; what they are where nothing is said, serving.py says. Light."""
 
 from __future__ import annotations
 
@@ -13,14 +13,6 @@ from etude.sessions.recipe import SessionsRecipe
 from etude.weights.recipe import WeightsRecipe
 
 
-def _serving_engine() -> EngineRecipe:
-    return EngineRecipe(kv_reuse="version", max_concurrent=64)
-
-
-def _serving_sandbox() -> SandboxRecipe:
-    return SandboxRecipe(spares=1, timeout_s=120.0, memory_mb=2048)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeStage:
     """Every section of a recipe with stage = "serve"."""
@@ -28,8 +20,8 @@ class ServeStage:
     model: ModelRecipe
     weights: WeightsRecipe | None = None
     """Where new versions come from; None: the model's own weights are served."""
-    serve: ServeRecipe = field(default_factory=ServeRecipe)
+    serve: ServeRecipe
     sessions: SessionsRecipe = field(default_factory=SessionsRecipe)
-    engine: EngineRecipe = field(default_factory=_serving_engine)
-    agent: AgentRecipe = field(default_factory=AgentRecipe)
-    sandbox: SandboxRecipe = field(default_factory=_serving_sandbox)
+    engine: EngineRecipe
+    agent: AgentRecipe
+    sandbox: SandboxRecipe

@@ -184,10 +184,7 @@ class Turn:
 
     async def close(self) -> None:
         """Cancel what still runs; give the window back."""
-        if self._chunks is not None:
-            close = getattr(self._chunks, "aclose", None)
-            if close is not None:
-                await close()
+        await self._end_sampling()
         if self._window is not None:
             self._window.is_busy = False
         measures = self._parts.measures
@@ -197,16 +194,18 @@ class Turn:
         if self._taken and not self._is_kept:
             measures.cancelled.inc()
 
+    async def _end_sampling(self) -> None:
+        close = getattr(self._chunks, "aclose", None)
+        if close is not None:
+            await close()
+
     async def _cut_records(self) -> TokenChunk:
         """The engine's records of a reply that a stop text cut: they come with an end, so one more token is asked for.
 
         It is not part of the reply. Errors: Refusal.
         """
-        assert self._chunks is not None
         assert self._window is not None
-        close = getattr(self._chunks, "aclose", None)
-        if close is not None:
-            await close()
+        await self._end_sampling()
         ids = follows(self._ids, np.concatenate([chunk.ids for chunk in self._taken]))
         request = GenerateRequest(
             request_id=f"{self.turn_id}/end", context_id=self._window.context_id, ids=ids, max_new_tokens=1,

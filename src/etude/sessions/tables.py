@@ -10,7 +10,7 @@
     watched         how far a branch was looked at
     forgotten       digests of people who asked to be forgotten, so that what still waits in a journal is not stored
 
-This and store.py are all that knows of SQLAlchemy.
+This, database.py, store.py and landings.py are all that knows of SQLAlchemy.
 """
 
 from __future__ import annotations
