@@ -6,7 +6,9 @@ engine   clients in this process ask the engine's process over its socket, in id
 http     the same clients ask a server's process, which asks the same engine: /v1/chat/completions, streamed
 record   as http, and every turn is redacted and on disk (synced) before its answer ends; it goes on to SQLite
 
-All arms use one engine process and the same prompts, with a seed for each request, so that replies are the same work.
+first_ms is until the first part of an answer is there; between_ms is from it to the last, for each of NEW - 1 tokens.
+All arms use one engine process and the same 32 prompts, each with a seed, so that replies are the same work. The engine
+has the prompts in its KV memory from an untimed round: its first tokens come as soon as they can.
 Clients are as light as can be (a socket, and a search for the events' ends): what is measured is the server. Each round
 runs every arm once; ratios are of one round. Limit: on N cores, engine, server and clients share them.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import statistics
@@ -26,7 +29,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from measuring import arguments, in_turn, median, ratio, report
+from measuring import arguments, in_turn, ratio, report
 
 from etude import config
 from etude.data.formats import ChatFormat
@@ -37,6 +40,7 @@ from etude.models.recipe import model_folder
 from etude.protocols import GenerateRequest, Message
 from etude.serve.parts import make_server
 from etude.serve.recipe import ServeRecipe
+from etude.serve.server import run
 from etude.serving import serve_stage
 from etude.sessions.opening import open_recorder
 from etude.sessions.recipe import SessionsRecipe
@@ -46,6 +50,7 @@ NEW, HEAT = 96, 2.0
 LINES = "\n".join(f"{n}\t    total_{n} = clamp(x + {n}, low, high)" for n in range(1, 16))
 Ask = Callable[[int], Awaitable[list[float]]]
 """Number of a request -> when each part of its answer came, in seconds since it was asked."""
+PROMPTS = 32
 
 
 def text_of(number: int) -> str:
@@ -68,10 +73,8 @@ async def serve_process(model: str, socket: str, sessions: str) -> None:
 
 
 def over_frames(engine: EngineClient, renderer: Renderer) -> Ask:
-    prompts: dict[int, Any] = {}
-
     async def ask(number: int) -> list[float]:
-        ids = prompts.setdefault(number, renderer.open([Message(role="user", text=text_of(number))]))
+        ids = renderer.open([Message(role="user", text=text_of(number))])
         request = GenerateRequest(
             request_id=os.urandom(8).hex(), context_id=os.urandom(8).hex(), ids=ids, max_new_tokens=NEW,
             stop_ids=renderer.stop_ids, seed=number, temperature=HEAT,
@@ -108,7 +111,7 @@ def over_http(url: str, model: str) -> Ask:
 
 async def load(ask: Ask, clients: int, requests: int) -> dict[str, float]:
     """`clients` at once, `requests` in all."""
-    todo = iter(range(requests))
+    todo = itertools.islice(itertools.cycle(range(PROMPTS)), requests)
     answers: list[list[float]] = []
 
     async def client() -> None:
@@ -118,10 +121,9 @@ async def load(ask: Ask, clients: int, requests: int) -> dict[str, float]:
     began = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
     wall_s = time.perf_counter() - began
-    gaps = [(times[-1] - times[0]) / (len(times) - 1) for times in answers if len(times) > 1]
     return {"requests_per_s": requests / wall_s, "first_ms": 1e3 * statistics.median(times[0] for times in answers),
             "whole_ms": 1e3 * statistics.median(times[-1] for times in answers),
-            "between_parts_ms": 1e3 * statistics.median(gaps) if gaps else 0.0}  # fmt: skip
+            "between_ms": 1e3 * statistics.median((times[-1] - times[0]) / (NEW - 1) for times in answers)}  # fmt: skip
 
 
 @contextlib.asynccontextmanager
@@ -154,11 +156,11 @@ def main() -> bool:
     parser = arguments(__doc__)
     parser.add_argument("--model", default="etude-nano")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--requests", type=int, default=96, help="of each arm and round; an eighth with one client")
+    parser.add_argument("--requests", type=int, default=96, help="of each arm and round; a third with one client")
     parser.add_argument("--serve", nargs=3, metavar=("MODEL", "SOCKET", "JOURNAL"), help="for its own use")
     given = parser.parse_args()
     if given.serve:
-        asyncio.run(serve_process(*given.serve))
+        run(serve_process(*given.serve))
     with asyncio.Runner() as runner:
         around = processes(given.model)
         socket, plain, recording = runner.run(around.__aenter__())
@@ -169,8 +171,8 @@ def main() -> bool:
         arms = {}
         for clients in given.clients:
             for name, ask in asks.items():
-                requests = max(8, given.requests // 8) if clients == 1 else given.requests
-                runner.run(load(ask, clients, clients))  # once untimed
+                requests = max(8, given.requests // 3) if clients == 1 else given.requests
+                runner.run(load(ask, clients, PROMPTS))  # once untimed
                 arms[f"{name}, {clients} clients"] = _arm(runner, ask, clients, requests)
         rows = in_turn(arms, repeats=given.repeats)
         runner.run(around.__aexit__(None, None, None))
@@ -186,13 +188,11 @@ def _values(rows: list[dict[str, Any]], measured: list[int]) -> dict[str, float]
     values: dict[str, float] = {}
     for clients in (1, 8, 32):
         for arm, base in (("http", "engine"), ("record", "http")):
-            name = f"{arm}_{clients}"
-            if clients not in measured:
-                values[name] = float("nan")
-                continue
             names = [f"{one}, {clients} clients" for one in (arm, base)]
-            values[name] = ratio(rows, names[0], names[1], "requests_per_s")
-            assert median(rows, names[0], "requests_per_s") > 0
+            for quantity, ending in (("requests_per_s", ""), ("first_ms", "_first"), ("between_ms", "_between")):
+                is_measured = clients in measured
+                value = ratio(rows, names[0], names[1], quantity) if is_measured else float("nan")
+                values[f"{arm}_{clients}{ending}"] = value
     return values
 
 

@@ -163,6 +163,19 @@ def test_a_shell_keeps_values_of_several_lines_but_no_read_only_ones_and_no_stra
     ]
 
 
+def test_a_shell_keeps_options_both_ways_and_what_is_written_with_them() -> None:
+    found = texts(
+        call("shell", command="shopt -s extglob expand_aliases; shopt -u sourcepath; alias one='echo 1'"),
+        call("shell", command="pick() { case $1 in @(a|b)) echo yes;; *) echo no;; esac; }; shopt -u expand_aliases"),
+        call("shell", command="shopt extglob sourcepath expand_aliases; pick a; pick c; A=1; shopt -s expand_aliases"),
+        call("shell", command="one; shopt -p | grep -c .; OPTIND=3; RANDOM=7"),
+        call("shell", command="shopt -q sourcepath || echo $OPTIND $A"),
+    )
+    assert found[2].split() == ["extglob", "on", "sourcepath", "off", "expand_aliases", "off", "yes", "no"]
+    assert found[3].split()[0] == "1"
+    assert found[4] == "3 1\n"
+
+
 def test_a_command_that_takes_too_long_is_killed_and_the_shell_goes_on_as_it_was() -> None:
     late, after = answers(
         call("shell", command="cd src; echo begun; sleep 30", timeout_s=0.5), call("shell", command="pwd")

@@ -98,3 +98,17 @@ def test_closing_ends_what_was_left(host: Machine) -> None:
         return sandbox.channel.is_open
 
     assert host.run(work()) is False
+
+
+def test_a_left_process_that_kills_the_fork_that_waits_costs_the_next_run_nothing(host: Machine) -> None:
+    killer = "(sleep 0.2; kill -9 -1) >/dev/null 2>&1 & echo"
+
+    async def work(sandbox: NamespaceSandbox) -> list[bytes]:
+        said = []
+        for number in range(3):
+            await bash(sandbox, killer, leaves=True)
+            await asyncio.sleep(0.4)  # meanwhile the next fork waits, and is killed
+            said.append((await bash(sandbox, f"echo {number}", leaves=True)).stdout)
+        return said
+
+    assert host.in_box(work) == [b"0\n", b"1\n", b"2\n"]

@@ -4,6 +4,7 @@
 
 garbage      bytes that are no JSON, cut or mangled bodies, values of the wrong kind, deep and huge ones
 strangers    one tenant's histories, session ids and turn ids in the mouth of the other
+agents       one tenant's agent at work in a real sandbox, while the other tries its id, and clients leave in the middle
 sockets      heads that never end, bodies that never come, clients that hang up in the middle
 document     cases that schemathesis makes of the OpenAPI document, right and wrong ones
 
@@ -29,12 +30,18 @@ from typing import Any
 import httpx2
 
 sys.path.append(str(Path(__file__).parents[1]))
+from etude.agent.recipe import AgentRecipe
 from etude.protocols import Consent, GenerateRequest, Owner
+from etude.sandbox.pool import NamespacePool
+from etude.sandbox.recipe import SandboxRecipe
 from etude.serve.keys import Quota
 from serve.speaking import MemoryRecorder, QwenChat, Speaker, calls, decoded, keys_of, says, serving
 
 OWNERS = {name: Owner(tenant=name, user="u", consent=Consent.TRAIN) for name in ("ann", "bob")}
-PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/messages/count_tokens", "/feedback")
+AGENTS = "/v1/agent/sessions"
+PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/messages/count_tokens", "/feedback", AGENTS,
+         f"{AGENTS}/0123456789abcdef/messages", f"{AGENTS}/x/answers")  # fmt: skip
+AGENT = AgentRecipe(tools=("read_file", "shell"), max_turns=3, reply_tokens=60)
 ODD: list[Any] = [None, True, -1, 0, 1e308, 2**70, "", "\u0000", "x" * 3000, "\U0001f600\ufffd", [], {}, [[]],
                   {"type": "x"}, [None], {"a": {"b": []}}, "<|im_end|>", "NaN"]  # fmt: skip
 
@@ -85,8 +92,12 @@ def hostile_site(findings: Findings) -> Iterator[tuple[str, MemoryRecorder]]:
     def run() -> None:
         async def serve() -> None:
             keys = keys_of(**{name: (owner, Quota()) for name, owner in OWNERS.items()})
-            settings = {"body_timeout_s": 10.0, "max_body_bytes": 1 << 20, "send_timeout_s": 2.0, "max_messages": 200}
-            async with serving(Watching(findings), keys=keys, chat=QwenChat(), **settings) as site:
+            settings = {"body_timeout_s": 10.0, "max_body_bytes": 1 << 20, "send_timeout_s": 2.0, "max_messages": 200,
+                        "agent_sessions": 24, "agent_idle_s": 2.0}  # fmt: skip
+            async with (
+                NamespacePool(SandboxRecipe(spares=2, memory_mb=256, timeout_s=10.0)) as pool,
+                serving(Watching(findings), keys=keys, chat=QwenChat(), pool=pool, agent=AGENT, **settings) as site,
+            ):
                 found.extend((site, asyncio.get_running_loop()))
                 ready.set()
                 await end.wait()
@@ -109,6 +120,10 @@ def valid(path: str, owner: str, rng: random.Random) -> dict[str, Any]:
     words = f"mark-{owner} {rng.choice(['list', 'repair', 'say', 'explain'])} {rng.randrange(5)}"
     if path == "/feedback":
         return {"session": "s-0", "kind": "kept", "value": 0.5}
+    if path == AGENTS:
+        return {"files": {"note.txt": words}, "tools": ["shell"], "max_turns": 2}
+    if path.startswith(AGENTS):
+        return {"text": words}
     tool = {"name": "shell", "description": "d", "parameters": {"type": "object"}}
     if path == "/v1/responses":
         return {"model": "qwen", "input": [{"role": "user", "content": words}], "tools": [{"type": "function", **tool}]}
@@ -200,6 +215,43 @@ async def stranger(client: httpx2.AsyncClient, findings: Findings, rng: random.R
         findings.wrong.append("feedback on a session of another key was taken")
 
 
+async def agent(client: httpx2.AsyncClient, findings: Findings, rng: random.Random) -> None:
+    """A session of one tenant that the other tries to enter, at work or not; some clients leave in the middle."""
+    owner, thief = ({"authorization": f"Bearer {name}"} for name in rng.sample(list(OWNERS), 2))
+    name = owner["authorization"].split()[1]
+    got = await client.post(AGENTS, json={"files": {"note.txt": f"mark-{name}"}}, headers=owner)
+    findings.note(got.status_code, got.text, "agent")
+    if got.status_code != 200:
+        if got.status_code != 529:
+            findings.wrong.append(f"a good session was refused: {got.status_code} {got.text[:300]}")
+        return
+    path = f"{AGENTS}/{got.json()['id']}"
+    patience = rng.choice([0.01, 60.0])
+    speaking = asyncio.create_task(
+        client.post(f"{path}/messages", json={"text": f"mark-{name} list"}, headers=owner, timeout=patience)
+    )
+    for method, place, body in rng.sample([
+        ("GET", path, None), ("DELETE", path, None), ("POST", f"{path}/messages", {"text": "mine now"}),
+        ("POST", f"{path}/answers", {"text": "yes"}),
+    ], 4):  # fmt: skip
+        stolen = await client.request(method, place, json=body, headers=thief)
+        findings.note(stolen.status_code, stolen.text, "stolen agent")
+        if stolen.status_code != 404:
+            findings.wrong.append(f"{method} on an agent of another key: {stolen.status_code} {stolen.text[:300]}")
+    try:
+        said = await speaking
+        findings.note(said.status_code, said.text, "agent's answer")
+        if said.status_code == 200 and '"type":"end"' not in said.text:
+            findings.wrong.append(f"an agent ended without an end: {said.text[-300:]}")
+    except httpx2.TransportError:
+        findings.sent += 1
+        findings.statuses["left"] += 1
+    ended = await client.delete(path, headers=owner)
+    findings.note(ended.status_code, ended.text, "agent's end")
+    if ended.status_code not in (200, 404, 409):  # gone after a while without use, or still at work
+        findings.wrong.append(f"an agent could not be ended: {ended.status_code} {ended.text[:300]}")
+
+
 async def socket_abuse(url: str, findings: Findings, rng: random.Random) -> None:
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -241,6 +293,8 @@ async def storm(url: str, findings: Findings, count: int, seed: int) -> None:
                 await socket_abuse(url, findings, own)
             elif number % 10 == 0:
                 await stranger(client, findings, own)
+            elif number % 40 == 7:
+                await agent(client, findings, own)
             else:
                 await garbage(client, findings, own)
 

@@ -19,10 +19,11 @@ import numpy as np
 
 from agent.scripted_engine import ScriptedEngine
 from data.vocabularies import tokenizer_json
+from etude.agent.recipe import AgentRecipe
 from etude.data.families import FamilyRenderer
 from etude.data.render import Renderer
 from etude.data.tokenizer import SafeTokenizer
-from etude.protocols import Event, GenerateRequest, Owner, ServedTurn
+from etude.protocols import Event, GenerateRequest, Owner, SandboxPool, ServedTurn
 from etude.serve.keys import Caller, Keys, Quota, hash_of
 from etude.serve.parts import make_server
 from etude.serve.recipe import ServeRecipe
@@ -176,13 +177,15 @@ def keys_of(**owners: tuple[Owner, Quota]) -> Keys:
 @contextlib.asynccontextmanager
 async def serving(
     script: Any, *, keys: Keys | None = None, recorder: Any = None, name: str = "qwen", chat: Any = None,
-    **settings: Any,
+    pool: SandboxPool | None = None, agent: AgentRecipe | None = None, **settings: Any,
 ) -> AsyncIterator[Site]:  # fmt: skip
-    """script: replies, a function of the request, or an engine."""
+    """script: replies, a function of the request, or an engine. pool, agent: to serve the agent too."""
     engine = script if hasattr(script, "generate") else Speaker(script)
     recorder = MemoryRecorder() if recorder is None else recorder
     recipe = ServeRecipe(**{"port": 0, "drain_s": 2.0, "consent": "train", **settings})
-    server = make_server(engine, chat or QwenChat(), recipe, name=name, recorder=recorder, keys=keys)
+    server = make_server(
+        engine, chat or QwenChat(), recipe, name=name, recorder=recorder, keys=keys, pool=pool, agent=agent
+    )
     await server.start()
     try:
         yield Site(server.url, engine, recorder, server)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import json
 from typing import Annotated, Any
@@ -45,6 +44,7 @@ def serve(
         key, table = make_key(new_key, tenant="local", user=getpass.getuser())
         print(json.dumps({"key": key, "table": table}) if as_json else f"{key}\n\n{table}", end="\n" if as_json else "")
         return
+    from etude.serve.server import run as run_server
     from etude.serving import open_server, serve_stage
 
     settings: dict[str, Any] = {"host": host, "port": port, "keys": keys, "agent": agent, "consent": consent}
@@ -56,4 +56,4 @@ def serve(
             stderr().print("OpenAI: /v1/chat/completions, /v1/responses; Anthropic: /v1/messages; Ctrl-C ends")
             await server.until_told_to_end()
 
-    asyncio.run(run())
+    run_server(run())

@@ -48,8 +48,9 @@ class Fork:
 
     def is_waiting(self) -> bool:
         """False if something has ended it; its handles are closed then."""
-        if os.waitpid(self.pid, os.WNOHANG) == (0, 0):
-            return True
+        with contextlib.suppress(ChildProcessError):  # it was reaped with others that had ended
+            if os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+                return True
         for handle in (self._start, self.stdin, *self.outputs):
             os.close(handle)
         return False

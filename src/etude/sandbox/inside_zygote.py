@@ -5,8 +5,8 @@
     {"op": "put" | "get" | "list" | "save" | "restore"}   -> inside_files.py
 
 Process 1 of a pid namespace cannot be killed or stopped from inside; it is not dumpable, so nobody inside can look into
-it. Before the first run it keeps one fork ready; later ones are often not asked for. What it does not do: judge what a
-run did; a non-zero exit code is data.
+it. It keeps one fork ready before the first run, and after a run that may leave something, as a shell's do: more of
+those will come, others often do not. What it does not do: judge what a run did; a non-zero exit code is data.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def serve(channel: socket.socket, config: Config) -> NoReturn:
     ask = select.poll()
     ask.register(channel, select.POLLIN)
     fork: Fork | None = None
-    is_limited = has_run = False
+    is_limited, goes_on = False, True
     kept: frozenset[int] = frozenset()
     with contextlib.suppress(EOFError, ConnectionError):
         send_frame(channel, {"ready": True})
         while True:
-            if is_limited and not has_run and fork is None and not ask.poll(_IDLE_MS):
+            if is_limited and goes_on and fork is None and not ask.poll(_IDLE_MS):
                 fork = Fork(config)
             while kept and not ask.poll(_WATCH_MS):
                 kept = _look_after(kept, config)
@@ -49,10 +49,9 @@ def serve(channel: socket.socket, config: Config) -> NoReturn:
                 if header["op"] == "run":
                     if fork is None or not fork.is_waiting():
                         fork = Fork(config)
-                    run, fork, has_run = Run(fork, channel, config, header, body, kept), None, True
+                    goes_on = bool(header.get("leaves"))
+                    run, fork = Run(fork, channel, config, header, body, kept), None
                     answer, bodies = run.finish()
-                    if kept or header.get("leaves"):
-                        kept = others()
                     workspace.mend()
                 elif header["op"] == "save":
                     _save(workspace, channel)
@@ -62,6 +61,8 @@ def serve(channel: socket.socket, config: Config) -> NoReturn:
             except OSError as error:
                 answer, bodies = encode_error(error), []
             send_frame(channel, answer, *bodies)
+            if header["op"] == "run" and (kept or goes_on):  # looked for while nobody waits
+                kept = others()
     os._exit(0)
 
 

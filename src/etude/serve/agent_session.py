@@ -214,13 +214,13 @@ class AgentSessions:
             raise Refusal(400, f"the files cannot be laid out: {error.strerror}", param="files") from error
         finally:
             self._opening -= 1
-        stack = contextlib.AsyncExitStack()
-        stack.push_async_callback(sandbox.close)
-        session = AgentSession(
-            self._parts, owner, task, sandbox, recipe, has_task=has_task, stack=stack,
-            tools=[*(schema(TOOLS[name]) for name in recipe.tools), *self._servers.schemas()],
-            extra=await stack.enter_async_context(self._servers.tools(sandbox)),
-        )  # fmt: skip
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(sandbox.close)
+            extra = await stack.enter_async_context(self._servers.tools(sandbox))
+            session = AgentSession(
+                self._parts, owner, task, sandbox, recipe, has_task=has_task, extra=extra, stack=stack.pop_all(),
+                tools=[*(schema(TOOLS[name]) for name in recipe.tools), *self._servers.schemas()],
+            )  # fmt: skip
         self._open[session.session_id] = session
         self.used(session)
         return session

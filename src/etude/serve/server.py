@@ -12,11 +12,13 @@ import asyncio
 import contextlib
 import signal
 import socket
+import sys
 from asyncio.events import TimerHandle
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 import uvicorn
+import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from etude.errors import RunError
@@ -26,6 +28,14 @@ from etude.serve.recipe import ServeRecipe
 MAX_HEAD_BYTES = 64 << 10
 """Of a request's line and headers."""
 _BACKLOG = 512
+_SWITCH_S = 0.001
+"""How long a thread that redacts or stores may hold up answers before the interpreter switches back."""
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """A server's process, from its first step to its last."""
+    sys.setswitchinterval(_SWITCH_S)
+    uvloop.run(main)
 
 
 class HttpServer:

@@ -32,6 +32,9 @@ from etude.sessions.scrub import Decode
 T = TypeVar("T")
 MAX_KNOWN = 100_000
 """Sessions that are remembered, so that an event costs no query."""
+GATHER_S = 0.25
+"""Seconds that the mover waits after news: turns that end meanwhile share a transaction, and requests that come right
+after an answer do not share the processor with it."""
 DRAIN_S = 10.0
 """Seconds that closing waits for the database; what is left then stays in the journal."""
 
@@ -160,6 +163,7 @@ class JournalRecorder:
                 batch = await self._run("store", self._journal.batch)
                 if batch is None:
                     await self._news.wait()
+                    await asyncio.sleep(GATHER_S)
                     continue
                 await self._run("store", self._move_batch, batch)
             except StoreError as error:  # away, or its disk is full: the journal holds it meanwhile

@@ -17,20 +17,22 @@ JOBS = "/tmp/.shell"
 _OWN = rb"BASH|EUID|PPID|SHELLOPTS|UID|_|FUNCNAME|PIPESTATUS"
 """Variables that a shell sets for itself."""
 _NOT_KEPT = re.compile(rb"declare -[a-zA-Z]*r|declare -[-a-zA-Z]+ (" + _OWN + rb")")
+_OPTIONS = re.compile(rb'declare -[-r]+ (__options|BASHOPTS)="(.*)"')
 _DECLARED, _WHOLE = b"\n#declared\n", b"\n#whole\n"
 _RUN = """
 exec 2>&1 {__left}>&3 3>&-
+__options=$BASHOPTS
 cd /workspace
 . /dev/stdin 2>/dev/null
 __save() {
     unset -f __save
-    unset BASH_EXECUTION_STRING
+    unset -v BASH_EXECUTION_STRING COMP_WORDBREAKS DIRSTACK EPOCHREALTIME EPOCHSECONDS GROUPS HISTCMD LINENO RANDOM \\
+        SECONDS SRANDOM BASHPID BASH_ARGV0 BASH_COMMAND BASH_SUBSHELL 2>/dev/null
     {
         declare -p
         printf '\\n#declared\\n'
         declare -f
         alias -p
-        shopt -p
         printf 'cd %q\\n\\n#whole\\n' "$PWD"
     } >&$__left 2>/dev/null
 }
@@ -38,7 +40,8 @@ trap __save EXIT
 eval "$1"
 """
 """What the last call left comes in on standard input, what this one leaves goes out on the sandbox's result channel:
-the shell is the only program that is started for it."""
+the shell is the only program that is started for it. It writes line by line, and each wakes the reader: what cannot be
+given back is not written, and options are told by bash's own list of them."""
 _START = f"""
 mkdir -p {JOBS}
 . /dev/stdin 2>/dev/null
@@ -52,7 +55,12 @@ def _state_of(left: bytes) -> bytes | None:
     variables, parted, rest = left.rpartition(_DECLARED)
     if not parted or not rest.endswith(_WHOLE):
         return None
-    kept = (line for line in variables.split(b"\n") if not _NOT_KEPT.match(line))
+    lines = variables.split(b"\n")
+    options = {match[1]: set(match[2].split(b":")) for line in lines if (match := _OPTIONS.fullmatch(line))}
+    kept = [line for line in lines if not _NOT_KEPT.match(line) and not _OPTIONS.fullmatch(line)]
+    before, now = (options.get(name, set()) for name in (b"__options", b"BASHOPTS"))
+    kept += [b"shopt %s %s" % (flag, option) for flag, names in ((b"-s", now - before), (b"-u", before - now))
+             for option in sorted(names)]  # fmt: skip
     return b"\n".join(kept) + b"\n" + rest
 
 
