@@ -1,5 +1,6 @@
 """What is found, what is not, and what is taken for a secret and is none. Figures: docs/sessions.md."""
 
+import dataclasses
 import random
 import site
 import sysconfig
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from etude.frames import encode
 from etude.protocols import Message, RepositoryState
-from etude.sessions.redact import find, redact
+from etude.sessions.redact import _patterns, find, redact
 from etude.sessions.scrub import TOKENS, scrub_event, scrub_turn
 from etude.types import ToolCall, ToolResult
 from sessions import made
@@ -184,3 +185,14 @@ def test_arrays_and_numbers_pass_unchanged() -> None:
     turn = made.turn(tokens=made.tokens())
     assert scrub_turn(turn, lambda ids: "")[0] is turn
     assert isinstance(turn.tokens and turn.tokens.ids, np.ndarray)
+
+
+_WORDS = ["api", "_", "-", "key", "secret", "token", "pass", "word", "pwd", " = ", ": ", "'", '"', "ab1XY2z8Qk",
+          "credentials", "signing", "encryption", "access", "\n", "="]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(_WORDS), max_size=14).map("".join))
+def test_a_pattern_that_is_looked_for_near_its_hints_alone_finds_what_it_finds_everywhere(text: str) -> None:
+    for pattern in (pattern for pattern in _patterns() if pattern.before is not None):
+        everywhere = dataclasses.replace(pattern, before=None)
+        assert list(pattern.spans(text, text.lower())) == list(everywhere.spans(text, text.lower()))

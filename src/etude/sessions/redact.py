@@ -33,12 +33,29 @@ class Pattern:
     hints: tuple[str, ...]
     expression: re.Pattern[str]
     accept: Callable[[re.Match[str]], bool] = lambda match: True
+    before: int | None = None
+    """Characters that a match has before its first hint, at most: it is looked for there alone. None: everywhere."""
 
-    def spans(self, text: str) -> Iterator[Found]:
+    def spans(self, text: str, lowered: str) -> Iterator[Found]:
+        """lowered: the text in lower case."""
         group = "secret" if "secret" in self.expression.groupindex else 0
-        for match in self.expression.finditer(text):
+        for match in self._matches(text, lowered):
             if self.accept(match):
                 yield (*match.span(group), self.mark)
+
+    def _matches(self, text: str, lowered: str) -> Iterator[re.Match[str]]:
+        if self.before is None or len(lowered) != len(text):  # some capitals have two small letters
+            yield from self.expression.finditer(text)
+            return
+        at = 0
+        for hint in sorted(_places(lowered, self.hints)):
+            for start in range(max(at, hint - self.before), hint + 1):
+                if match := self.expression.match(text, start):
+                    yield match
+                    at = max(match.end(), start + 1)
+                    break
+            else:
+                at = max(at, hint + 1)
 
 
 def redact(text: str) -> tuple[str, Counter[str]]:
@@ -62,7 +79,7 @@ def find(text: str) -> list[Found]:
     spans: list[Found] = []
     for pattern in _patterns():
         if not hints.isdisjoint(pattern.hints):
-            spans += pattern.spans(text)
+            spans += pattern.spans(text, lowered)
     if "private key" in lowered:
         spans += _private_keys(text)
     # of two finds that overlap the one that begins first wins, then the longer
@@ -74,6 +91,15 @@ def find(text: str) -> list[Found]:
         elif span[1] > kept[-1][1]:
             kept[-1] = (kept[-1][0], span[1], kept[-1][2])
     return kept
+
+
+def _places(text: str, words: Sequence[str]) -> Iterator[int]:
+    """Where one of the words begins."""
+    for word in words:
+        at = text.find(word)
+        while at >= 0:
+            yield at
+            at = text.find(word, at + 1)
 
 
 def _standing_alone(match: re.Match[str]) -> bool:
@@ -124,8 +150,8 @@ def _is_person(match: re.Match[str]) -> bool:
 
 def _own() -> list[Pattern]:
     def secret(kind: str, hints: str, expression: str, accept: Callable[[re.Match[str]], bool] = _standing_alone,
-               flags: int = 0) -> Pattern:  # fmt: skip
-        return Pattern(f"<secret:{kind}>", tuple(hints.split()), re.compile(expression, flags), accept)
+               flags: int = 0, before: int | None = None) -> Pattern:  # fmt: skip
+        return Pattern(f"<secret:{kind}>", tuple(hints.split()), re.compile(expression, flags), accept, before)
 
     keyword = (
         r"(?:api[_-]?key|access[_-]?key|auth[_-]?key|account[_-]?key|secret|token|passwd|passwords?|passphrase|pwd"
@@ -157,7 +183,7 @@ def _own() -> list[Pattern]:
         secret("assigned", "key secret token pass pwd credential",
                keyword + r"(?:[_-]?\w{0,20})?[\"'\]]{0,2}[ \t]{0,8}(?P<sign>:=|=>|=(?!=)|:)[ \t]{0,8}"
                r"(?P<quote>(?<![\w])[rbuf]{0,2}[\"'`]|\\?\")?(?P<secret>[^\s\"'`,;<>(){}\[\]\\]{6,400})",
-               _is_assigned, re.IGNORECASE),
+               _is_assigned, re.IGNORECASE, before=len("encryption_")),
         Pattern("<mail>", ("@",), re.compile(
             r"(?<![\w.+/-])(?P<local>[A-Za-z0-9][A-Za-z0-9_.+-]{0,63})@"
             r"(?P<host>(?:[A-Za-z0-9-]{1,63}\.){1,6}(?P<ending>[A-Za-z]{2,20}))(?![\w-])"), _is_mail),
