@@ -21,8 +21,8 @@ class TasksRecipe:
     solve_rate: tuple[float, float] = (0.0, 1.0)
     """Training uses the tasks that a policy solved in so many of its attempts, both ends included. (0, 1): all."""
     rates: str = "etude:repair"
-    """Where these rates are: `etude:repair`, the shipped model on the shipped tasks, or a file of `etude tasks rates`.
-    Not read where all tasks are used."""
+    """Where these rates are: `etude:repair`, the shipped model on 6,000 of the shipped tasks, or a file of `etude tasks
+    rates`. Not read where all tasks are used."""
 
     def __post_init__(self) -> None:
         low, high = self.solve_rate
@@ -52,7 +52,7 @@ class TasksBuildRecipe:
     """Of the inputs, the faults and the choice among them."""
     kinds: tuple[str, ...] = PLAIN_KINDS
     """Kinds of faults. The held-out and final splits get one kind more, which no training data has."""
-    train: int = 6_000
+    train: int = 16_000
     """Tasks of the RL pool, at most."""
     heldout: int = 400
     """Tasks of held-out packages, at most."""
@@ -60,7 +60,7 @@ class TasksBuildRecipe:
     """Tasks of the packages of the final test, at most."""
     base: int = 6_000
     """Tasks of the functions of pretraining and fine-tuning, at most."""
-    train_per_function: int = 10
+    train_per_function: int = 40
     """Tasks of one function of the RL pool, at most."""
     base_per_function: int = 16
     """The same for the base split."""
