@@ -118,11 +118,9 @@ def resume_run(run: Path) -> dict[str, Any]:
 
 async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str, Any]:
     from etude.agent.mcp import Servers
-    from etude.agent.policy import TokenLimits, engine_policies
+    from etude.agent.policy import TokenLimits, engine_policies, task_renderers
     from etude.agent.runner import Runner
-    from etude.agent.tool import schema
-    from etude.agent.tools import TOOLS
-    from etude.data.formats import open_renderer
+    from etude.data.formats import ChatFormat
     from etude.metrics import JsonlRecorder
     from etude.models.recipe import model_folder
     from etude.rewards.combine import score
@@ -147,13 +145,15 @@ async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str
         async with NamespacePool(stage.sandbox) as sandboxes:
             pool = MemoPool(sandboxes)
             servers = await Servers.describe(stage.agent.mcp, sandboxes)
-            schemas = [schema(TOOLS[name]) for name in stage.agent.tools] + servers.schemas()
-            renderer = open_renderer(model_folder(stage.model.path), schemas, thinking=stage.agent.thinking)
+            chat = ChatFormat(model_folder(stage.model.path), thinking=stage.agent.thinking)
+            renderer_of = task_renderers(chat.renderer, stage.agent, servers.schemas())
+            for task in (*train_tasks, *heldout_tasks):
+                renderer_of(task)  # tools that cannot be had are found before anything is trained
             engine = EngineSet([ManagedEngine(workers, f"engine-{n}") for n in range(stage.engine.replicas)])
             limits = TokenLimits(context_tokens=stage.agent.context_tokens, reply_tokens=stage.agent.reply_tokens)
             runner = Runner(
                 pool=pool,
-                make_policy=engine_policies(engine, renderer, limits),
+                make_policy=engine_policies(engine, renderer_of, limits),
                 recipe=stage.agent,
                 collect=collect,
                 score=functools.partial(score, recipe=stage.reward),
@@ -162,9 +162,9 @@ async def _run_rl(folder: RunFolder, stage: RLStage, started: float) -> dict[str
                 servers=servers,
             )
             parts = Parts(
-                folder=folder, stage=stage, workers=workers, store=store, pool=pool, renderer=renderer, engine=engine,
-                trainer=ManagedTrainer(workers, store), runner=runner, servers=servers, train_tasks=train_tasks,
-                heldout_tasks=heldout_tasks, recorder=recorder,
+                folder=folder, stage=stage, workers=workers, store=store, pool=pool, renderer_of=renderer_of,
+                engine=engine, trainer=ManagedTrainer(workers, store), runner=runner, servers=servers,
+                train_tasks=train_tasks, heldout_tasks=heldout_tasks, recorder=recorder,
             )  # fmt: skip
             return await run_phases(parts, started=started)
     finally:

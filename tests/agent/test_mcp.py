@@ -21,7 +21,7 @@ from etude.config import convert
 from etude.errors import RecipeError
 from etude.protocols import Sandbox
 from etude.rewards.verify import collect
-from etude.types import Scored, ToolCall, ToolErrorKind, ToolResult
+from etude.types import Scored, Task, ToolCall, ToolErrorKind, ToolResult
 
 SCRIPT = Path(__file__).parent / "mcp_server.py"
 INSIDE = McpServer(command=("python3", "-c", SCRIPT.read_text()), env={"GREETING": "hello"})
@@ -163,7 +163,7 @@ def test_an_episode_calls_a_server_and_many_at_once_have_one_each() -> None:
         servers = await Servers.describe({"plain": INSIDE}, real_pool())
         script = [say("", call("plain__who")), say("", call("plain__add", a=1, b=2)), say("done")]
 
-        def policy(*, episode_id: str, seed: int, min_step: int | None) -> ScriptedPolicy:
+        def policy(*, task: Task, episode_id: str, seed: int, min_step: int | None) -> ScriptedPolicy:
             return ScriptedPolicy(script)
 
         runner = Runner(

@@ -1,8 +1,12 @@
+import dataclasses
+
 import pytest
 
+from agent.scenes import clamp_task
+from etude.agent.policy import task_renderers
 from etude.agent.recipe import AgentRecipe
 from etude.config import convert
-from etude.errors import RecipeError
+from etude.errors import RecipeError, TaskError
 
 
 def test_the_quickstart_table_loads() -> None:
@@ -41,3 +45,20 @@ def test_an_unknown_tool_is_refused_with_the_nearest_name() -> None:
 def test_a_setting_that_cannot_work_is_refused_at_load(settings: dict[str, object]) -> None:
     with pytest.raises(RecipeError, match=r"agent\."):
         AgentRecipe(**settings)  # type: ignore[arg-type]
+
+
+def test_a_task_of_its_own_tools_is_told_of_those_and_unknown_ones_are_named() -> None:
+    told: list[list[str]] = []
+    of = task_renderers(
+        lambda schemas: told.append([one["name"] for one in schemas]), AgentRecipe(), [{"name": "mcp__a__b"}]
+    )  # type: ignore[func-returns-value, arg-type]
+    plain = clamp_task()
+    own = dataclasses.replace(plain, tools=("shell", "finish"), strict=("shell",))
+    for task in (plain, own, plain, own):
+        of(task)
+    assert told == [["read_file", "edit_file", "run_tests", "finish", "mcp__a__b"], ["shell", "finish", "mcp__a__b"]]
+    assert AgentRecipe().for_task(own).strict == ("shell",)
+    with pytest.raises(TaskError) as caught:
+        of(dataclasses.replace(plain, tools=("shel",)))
+    assert caught.value.message == f"task {plain.task_id}: agent.tools: unknown tool 'shel'"
+    assert caught.value.hint == "did you mean shell?"

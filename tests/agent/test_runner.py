@@ -35,7 +35,7 @@ class Scene:
         self.pool: FragilePool
         self.runner: Runner
 
-    def _make(self, *, episode_id: str, seed: int, min_step: int | None) -> Policy:
+    def _make(self, *, task: Task, episode_id: str, seed: int, min_step: int | None) -> Policy:
         self.seeds[episode_id] = seed
         script = self._script
         self.policies[episode_id] = ScriptedPolicy(script(episode_id) if callable(script) else script)  # type: ignore[arg-type]
@@ -167,7 +167,7 @@ def test_an_engine_fault_is_played_again_in_a_fresh_sandbox() -> None:
         limits = TokenLimits(context_tokens=4000, reply_tokens=1000)
         runner = Runner(
             pool=pool,
-            make_policy=engine_policies(engine, TextRenderer(), limits),
+            make_policy=engine_policies(engine, lambda task: TextRenderer(), limits),
             recipe=AgentRecipe(),
             collect=collect,
             score=price,
@@ -235,7 +235,7 @@ def test_cancelling_closes_every_sandbox_and_policy() -> None:
 
     policies: list[Stuck] = []
 
-    def make(*, episode_id: str, seed: int, min_step: int | None) -> Policy:
+    def make(*, task: Task, episode_id: str, seed: int, min_step: int | None) -> Policy:
         policies.append(Stuck([]))
         return policies[-1]
 

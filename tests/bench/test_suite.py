@@ -44,7 +44,7 @@ def measure(
             tasks,
             label="before",
             engine=engine,
-            renderer=TextRenderer(),
+            renderer_of=lambda task: TextRenderer(),
             pool=pool,
             agent=AgentRecipe(context_tokens=4000, reply_tokens=1000),
             evaluation=evaluation or EvalRecipe(k=2, token_budget=1000),

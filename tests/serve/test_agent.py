@@ -119,6 +119,12 @@ def test_what_is_wrong_is_refused_and_places_are_bounded() -> None:
         for wrong in ({"tools": ["nothing"]}, {"files": {"../x": "y"}}, {"files": {"a": 1}}, {"other": 1}):
             got = await client.post("/v1/agent/sessions", json=wrong)
             assert got.status_code == 400, got.text
+        task = json.loads(msgspec.json.encode(clamp_task()))
+        got = await client.post("/v1/agent/sessions", json={"task": {**task, "tools": ["shel"]}})
+        assert (got.status_code, got.json()["error"]["param"]) == (400, "task.tools")
+        got = await client.post("/v1/agent/sessions", json={"task": {**task, "tools": ["shell", "finish"]}})
+        assert got.json()["tools"] == ["shell", "finish"]
+        await client.delete(f"/v1/agent/sessions/{got.json()['id']}")
         first = await opened(client)
         await opened(client)
         full = await client.post("/v1/agent/sessions", json={})

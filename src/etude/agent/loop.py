@@ -85,14 +85,14 @@ class Play:
     tools: Toolbox = field(init=False)
 
     def __post_init__(self) -> None:
-        task, recipe = self.task, self.recipe
+        task, recipe = self.task, self.recipe.for_task(self.task)
         self.desk = Desk(
             task=task, sandbox=self.sandbox, finish_needs_pass=recipe.finish_needs_pass, ask=self.services.ask,
             search=self.services.search, lint_command=recipe.lint_command,
         )  # fmt: skip
         self.tools = Toolbox(
-            task.tools or recipe.tools, self.desk, output_chars=recipe.tool_output_chars,
-            strict=recipe.strict if task.strict is None else task.strict, extra=self.services.extra,
+            recipe.tools, self.desk, output_chars=recipe.tool_output_chars, strict=recipe.strict,
+            extra=self.services.extra,
         )  # fmt: skip
 
     async def run(self, policy: Policy, conversation: list[Message]) -> Outcome:

@@ -13,14 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from etude.agent.recipe import AgentRecipe
+from etude.agent.tool import schema
+from etude.agent.tools import TOOLS
 from etude.agent.window import Window
 from etude.data.render import Renderer
 from etude.errors import EngineError, OverloadedError
 from etude.protocols import Engine, GenerateRequest, Message, Reply, TokenChunk
-from etude.types import Context, Effort, Opened, Span, StopReason, ToolCall, Version, digest_of
+from etude.types import Context, Effort, Opened, Span, StopReason, Task, ToolCall, Version, digest_of
 
 OVERLOAD_WAIT_S = 120.0
 """So long an overloaded engine is asked again; that is back-pressure, not a fault."""
@@ -171,9 +176,21 @@ async def _closable(chunks: AsyncIterator[TokenChunk]) -> AsyncGenerator[TokenCh
             await close()
 
 
+def task_renderers(
+    make: Callable[[Sequence[dict[str, Any]]], Renderer], recipe: AgentRecipe, extra: Sequence[dict[str, Any]]
+) -> Callable[[Task], Renderer]:
+    """The chat format that speaks of each task's own tools. `make` takes JSON schemas; extra: those of MCP's tools."""
+
+    @functools.cache
+    def of(tools: tuple[str, ...]) -> Renderer:
+        return make([*(schema(TOOLS[name]) for name in tools), *extra])
+
+    return lambda task: of(recipe.for_task(task).tools)
+
+
 def engine_policies(
     engine: Engine,
-    renderer: Renderer,
+    renderer_of: Callable[[Task], Renderer],
     limits: TokenLimits,
     *,
     temperature: float = 1.0,
@@ -182,10 +199,10 @@ def engine_policies(
 ) -> Callable[..., EnginePolicy]:
     """A maker of policies for `runner.Runner`. `prefix` keeps the contexts of several users of one engine apart."""
 
-    def make(*, episode_id: str, seed: int, min_step: int | None) -> EnginePolicy:
+    def make(*, task: Task, episode_id: str, seed: int, min_step: int | None) -> EnginePolicy:
         return EnginePolicy(
             engine,
-            renderer,
+            renderer_of(task),
             episode_id=prefix + episode_id,
             limits=limits,
             temperature=temperature,

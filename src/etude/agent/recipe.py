@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from etude.agent.tools import TOOLS
 from etude.config import nearest
-from etude.errors import RecipeError
+from etude.errors import RecipeError, TaskError
+from etude.types import Task
 
 TOOL_NAMES = tuple(TOOLS)
 """Every tool there is."""
@@ -77,6 +79,17 @@ class AgentRecipe:
     is worth."""
     max_episodes: int = 160
     """Episodes that run at once."""
+
+    def for_task(self, task: Task) -> AgentRecipe:
+        """With the task's own tools and strictness, if it has any. Errors: TaskError for a tool that cannot be had."""
+        if not task.tools and task.strict is None:
+            return self
+        try:
+            return dataclasses.replace(
+                self, tools=task.tools or self.tools, strict=self.strict if task.strict is None else task.strict
+            )
+        except RecipeError as error:
+            raise TaskError(f"task {task.task_id}: {error.message}", cause=error.cause, hint=error.hint) from error
 
     def __post_init__(self) -> None:
         for name in self.tools:

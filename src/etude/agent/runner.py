@@ -46,7 +46,7 @@ Score = Callable[[Task, Episode, Evidence], Reward]
 class MakePolicy(Protocol):
     """Makes one episode's policy. `seed` differs from episode to episode; `min_step` is the oldest allowed version."""
 
-    def __call__(self, *, episode_id: str, seed: int, min_step: int | None) -> Policy: ...
+    def __call__(self, *, task: Task, episode_id: str, seed: int, min_step: int | None) -> Policy: ...
 
 
 class Runner:
@@ -114,7 +114,7 @@ class Runner:
             raise TaskError(f"the workspace of task {task.task_id} cannot be laid out", cause=str(error)) from error
         acquired_s = time.monotonic() - start
         try:
-            policy = self._make_policy(episode_id=episode_id, seed=seed, min_step=min_step)
+            policy = self._make_policy(task=task, episode_id=episode_id, seed=seed, min_step=min_step)
             try:
                 async with self._servers.tools(sandbox) as extra:
                     services = dataclasses.replace(self._services, extra=extra)

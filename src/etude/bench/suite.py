@@ -76,7 +76,7 @@ async def run_suite(
     *,
     label: str,
     engine: Engine,
-    renderer: Renderer,
+    renderer_of: Callable[[Task], Renderer],
     pool: SandboxPool,
     agent: AgentRecipe,
     evaluation: EvalRecipe,
@@ -105,7 +105,7 @@ async def run_suite(
     runner = Runner(
         pool=pool,
         make_policy=engine_policies(
-            engine, renderer, limits, temperature=temperature, exact=version, prefix=f"{label}/"
+            engine, renderer_of, limits, temperature=temperature, exact=version, prefix=f"{label}/"
         ),
         recipe=dataclasses.replace(agent, finish_needs_pass=finish_needs_pass),
         collect=collect,

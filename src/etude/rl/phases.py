@@ -51,7 +51,7 @@ class Parts:
     workers: Workers
     store: Store
     pool: SandboxPool
-    renderer: Renderer
+    renderer_of: Callable[[Task], Renderer]
     engine: EngineSet
     trainer: ManagedTrainer
     runner: GroupRunner
@@ -170,7 +170,7 @@ async def _measure(parts: Parts, manifest: Manifest, labels: dict[str, bool]) ->
                     tasks,
                     label=label,
                     engine=engines,
-                    renderer=parts.renderer,
+                    renderer_of=parts.renderer_of,
                     pool=parts.pool,
                     agent=stage.agent,
                     evaluation=dataclasses.replace(stage.eval, k=k),

@@ -24,7 +24,7 @@ from etude.agent.search import search_of
 from etude.agent.tool import MakeTool, schema
 from etude.agent.tools import TOOLS
 from etude.code.diff import diff_of
-from etude.errors import SandboxError
+from etude.errors import SandboxError, TaskError
 from etude.protocols import Message, Owner, Reply, Sandbox, SandboxPool
 from etude.serve.conversation import Ask, Pins
 from etude.serve.refusal import Refusal
@@ -205,6 +205,10 @@ class AgentSessions:
 
     async def open(self, owner: Owner, task: Task, recipe: AgentRecipe, *, has_task: bool) -> AgentSession:
         """Errors: Refusal."""
+        try:
+            recipe = recipe.for_task(task)
+        except TaskError as error:
+            raise Refusal(400, error.message, param="task.tools") from error
         if len(self._open) + self._opening >= self._parts.recipe.agent_sessions:
             raise Refusal(529, "as many agent sessions are open as there may be", code="overloaded", retry_after_s=10)
         self._opening += 1
