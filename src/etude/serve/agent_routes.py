@@ -105,9 +105,11 @@ def add_agent(app: FastAPI, parts: Parts, gate: Gate, sessions: AgentSessions) -
 
 
 def _recipe(recipe: AgentRecipe, body: AgentOpenRequest) -> AgentRecipe:
-    """Errors: Refusal for a tool that there is not."""
+    """With the tools of the session: a task's own come first. Errors: Refusal for a tool that there is not."""
     changes: dict[str, Any] = {}
-    if body.tools is not None:
+    if body.task is not None and body.task.tools:
+        changes["tools"] = body.task.tools
+    elif body.tools is not None:
         changes["tools"] = tuple(body.tools)
     if body.system is not None:
         changes["system"] = body.system
