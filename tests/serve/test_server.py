@@ -351,7 +351,13 @@ def test_slow_heads_and_bodies_end() -> None:
 
 def test_pages_of_other_sites_cannot_use_a_server_without_keys() -> None:
     async def body(client: httpx2.AsyncClient, site: Site) -> None:
-        for headers in ({"origin": "https://evil.example"}, {"host": "evil.example"}, {"origin": "null"}):
+        for headers in (
+            {"origin": "https://evil.example"},
+            {"host": "evil.example"},
+            {"origin": "null"},
+            {"origin": "http://["},
+            {"host": "["},
+        ):
             assert (await client.post(CHAT, json=ASK, headers=headers)).status_code == 403
         assert (await client.post(CHAT, json=ASK, headers={"origin": "http://localhost:3000"})).status_code == 200
 
