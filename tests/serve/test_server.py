@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -321,6 +323,28 @@ def test_draining_ends_in_bounded_time() -> None:
                 await asyncio.sleep(0.01)
             async with asyncio.timeout(6):
                 await site.server.close()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    engine = Slow([says("word " * 4000)], 0.05)
+
+    async def run() -> None:
+        async with serving(engine, drain_s=60.0) as site, httpx2.AsyncClient(base_url=site.url, timeout=20) as client:
+            running = asyncio.create_task(client.post(CHAT, json=ASK))
+            ending = asyncio.create_task(site.server.until_told_to_end())
+            while not engine.requests:
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.1)
+            assert not ending.done()
+            os.kill(os.getpid(), signal.SIGTERM)
+            async with asyncio.timeout(10):
+                await ending
+                await site.server.close()  # as whoever opened it does
+            running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(run())
