@@ -121,6 +121,27 @@ def test_no_leaves_the_folder_alone_and_resume_goes_on_where_it_was(repo: Path) 
     assert (repo / "a.py").read_text() == "x = 2\n"
 
 
+def test_resume_knows_what_was_deleted(repo: Path) -> None:
+    with endpoint([calls(("shell", {"command": "rm a.py"})), says("Done.")]) as server:
+        run(server, repo, "delete it", "--once", typed="no\n")
+    assert (repo / "a.py").exists()
+    with endpoint([says("As before.")]) as server:
+        code, _, err = run(server, repo, "well?", "--resume", "--once", "--yes")
+    assert code == 0, err
+    assert not (repo / "a.py").exists()
+
+
+def test_nothing_that_a_model_or_a_file_holds_steers_the_terminal(repo: Path) -> None:
+    hidden = "x = 1\x1b[8m; evil()\x1b[0m \u202e\r\n"
+    edit = ("edit_file", {"path": "new.py", "old": "", "new": hidden})
+    with endpoint([calls(edit, ("\x1b]52;c;x\x07[bold]", {})), says("Done.\x1b[2J")]) as server:
+        _, out, _ = run(server, repo, "go", "--once", typed="no\n")
+    assert not set("\x1b\x07\u202e") & set(out)
+    assert "evil()" in out
+    assert "\\x1b[2J" in out
+    assert "[bold]" in out
+
+
 def test_ctrl_c_stops_the_reply_and_what_is_said_instead_goes_on(repo: Path) -> None:
     with endpoint([says("never seen", wait_s=30), says("As you like.")]) as server:
         process = start(server, repo, "think for long")

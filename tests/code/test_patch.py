@@ -80,8 +80,20 @@ def test_what_is_wrong_is_said(patch: str, words: str) -> None:
         ("./x/y", ["x/y"], ["y"]),
         ("a[", ["a["], ["a"]),
         ("a{b", ["a{b"], ["ab"]),
+        ("{{a}", ["{a"], ["a"]),
+        ("{a/b,c{d,e}}", ["a/b", "cd", "ce"], ["c", "b"]),
+        ("[z-a]b", [], ["ab"]),
+        ("**/x/**", ["x/a", "a/x/b/c"], ["x", "a/x"]),
     ],
 )
 def test_patterns_match_as_in_a_shell(pattern: str, matching: list[str], others: list[str]) -> None:
     matches = matcher(pattern)
     assert [path for path in matching + others if matches(path)] == matching
+
+
+@pytest.mark.timeout(20)
+def test_no_pattern_takes_long() -> None:
+    assert not matcher("*a" * 40 + "b")("a" * 200)
+    assert not matcher("**/" * 40 + "x")("a/" * 60)
+    with pytest.raises(ValueError, match="braces"):
+        matcher("{a,b}" * 30)

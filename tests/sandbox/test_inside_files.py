@@ -92,3 +92,14 @@ def test_what_is_saved_is_restored(tmp_path_factory: pytest.TempPathFactory, con
     assert copy.save() == entries
     files.close()
     copy.close()
+
+
+def test_a_file_that_changes_while_it_is_saved_does_not_move_the_next_one(tmp_path: Path) -> None:
+    files = Workspace(str(tmp_path), 1 << 20)
+    for name in "abcd":
+        files.write(name, name.encode() * 4)
+    entries = files.save()
+    (tmp_path / "a").write_bytes(b"longer than it was")
+    (tmp_path / "b").write_bytes(b"b")
+    (tmp_path / "c").unlink()
+    assert list(files.contents(entries)) == [b"long", b"b\0\0\0", b"\0\0\0\0", b"dddd"]

@@ -13,11 +13,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from etude.errors import SandboxDiedError, SandboxError
 from etude.sandbox import limits
+from etude.sandbox.channel import Channel
 from etude.sandbox.pool import NamespacePool
 from etude.sandbox.recipe import SandboxRecipe
 from sandbox.machine import box
@@ -298,6 +300,27 @@ def test_snapshots_live_in_a_private_folder_that_goes_with_the_pool(
 
     asyncio.run(run())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sandbox_that_dies_while_it_is_restored_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Channel.ask
+
+    async def dies(self: Channel, header: dict[str, Any], *bodies: bytes, timeout_s: float = 60.0) -> Any:
+        if header["op"] == "restore":
+            self.kill("it was killed")
+        return await ask(self, header, *bodies, timeout_s=timeout_s)
+
+    async def run() -> None:
+        async with NamespacePool(RECIPE, max_running=2) as pool, box(pool, {"a": "1"}) as sandbox:
+            saved = await sandbox.snapshot()
+            monkeypatch.setattr(Channel, "ask", dies)
+            for making in (pool.restore(saved), sandbox.fork()):
+                with pytest.raises(SandboxError, match="died"):
+                    await making
+            async with asyncio.timeout(20), box(pool) as other:
+                assert await other.list_files() == ()
+
+    asyncio.run(run())
 
 
 def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing_behind() -> None:

@@ -137,6 +137,17 @@ def test_what_is_wrong_is_refused_and_places_are_bounded() -> None:
     work([says("ok")], body)
 
 
+def test_a_task_with_an_unknown_tool_is_refused_and_its_own_tools_are_those_that_the_model_sees() -> None:
+    async def body(client: httpx2.AsyncClient, engine: Speaker, recorder: MemoryRecorder) -> None:
+        for tools, status in (("nothing",), 400), (("read_file", "finish"), 200):
+            task = msgspec.structs.replace(clamp_task(), tools=tools)
+            got = await client.post("/v1/agent/sessions", json={"task": json.loads(msgspec.json.encode(task))})
+            assert got.status_code == status, got.text
+        assert got.json()["tools"] == ["read_file", "finish"]
+
+    work([says("ok")], body)
+
+
 def test_a_broken_call_is_answered_by_the_harness() -> None:
     from serve.speaking import spelled
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -326,6 +328,28 @@ def test_draining_ends_in_bounded_time() -> None:
     asyncio.run(run())
 
 
+def test_a_second_signal_ends_at_once() -> None:
+    engine = Slow([says("word " * 4000)], 0.05)
+
+    async def run() -> None:
+        async with serving(engine, drain_s=60.0) as site, httpx2.AsyncClient(base_url=site.url, timeout=20) as client:
+            running = asyncio.create_task(client.post(CHAT, json=ASK))
+            ending = asyncio.create_task(site.server.until_told_to_end())
+            while not engine.requests:
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.1)
+            assert not ending.done()
+            os.kill(os.getpid(), signal.SIGTERM)
+            async with asyncio.timeout(10):
+                await ending
+                await site.server.close()  # as whoever opened it does
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+
+
 def test_slow_heads_and_bodies_end() -> None:
     async def body(client: httpx2.AsyncClient, site: Site) -> None:
         host, port = site.url.removeprefix("http://").split(":")
@@ -351,7 +375,13 @@ def test_slow_heads_and_bodies_end() -> None:
 
 def test_pages_of_other_sites_cannot_use_a_server_without_keys() -> None:
     async def body(client: httpx2.AsyncClient, site: Site) -> None:
-        for headers in ({"origin": "https://evil.example"}, {"host": "evil.example"}, {"origin": "null"}):
+        for headers in (
+            {"origin": "https://evil.example"},
+            {"host": "evil.example"},
+            {"origin": "null"},
+            {"origin": "http://["},
+            {"host": "["},
+        ):
             assert (await client.post(CHAT, json=ASK, headers=headers)).status_code == 403
         assert (await client.post(CHAT, json=ASK, headers={"origin": "http://localhost:3000"})).status_code == 200
 

@@ -170,6 +170,8 @@ class Conversation:
         for path, text in saved.changes.items():
             if text is not None:
                 await self._sandbox.write_file(path, text.encode())
+            else:
+                await self._sandbox.exec(["rm", "-f", "--", path], timeout_s=self._play.recipe.tool_timeout_s)
         self._shown = saved.changes
 
     async def _watch(self, reply: Reply, results: Sequence[ToolResult]) -> None:

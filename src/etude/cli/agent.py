@@ -13,8 +13,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.syntax import Syntax
 
+from etude.cli.options import visible
 from etude.protocols import Reply
 from etude.types import ToolResult
 
@@ -32,24 +34,24 @@ class Terminal:
 
     def text(self, part: str) -> None:
         """A piece of the reply at hand."""
-        self._console.print(part, end="", markup=False)
+        self._console.print(visible(part), end="", markup=False)
         self._streamed = True
 
     def reply(self, reply: Reply) -> None:
         if not self._streamed and reply.text:
-            self._console.print(reply.text, end="", markup=False)
+            self._console.print(visible(reply.text), end="", markup=False)
         if self._streamed or reply.text:
             self._console.print()
         self._streamed = False
 
     def result(self, reply: Reply, results: Sequence[ToolResult]) -> None:
         for call, answer in zip(reply.calls, results, strict=False):
-            first = str(next(iter(call.arguments.values()), ""))
+            name, first = visible(call.name), visible(str(next(iter(call.arguments.values()), "")))
             given = " ; ".join(line for line in first.split("\n") if line.strip())
-            room = max(20, self._console.width - len(call.name) - 4)
-            self._console.print(f"[bold cyan]>[/] {call.name} ", end="")
+            room = max(20, self._console.width - len(name) - 4)
+            self._console.print(f"[bold cyan]>[/] {escape(name)} ", end="")
             self._console.print(given if len(given) <= room else f"{given[: room - 3]}...", style="cyan", markup=False)
-            lines = answer.text.rstrip().split("\n")
+            lines = visible(answer.text.rstrip()).split("\n")
             style = "red" if answer.error else "dim"
             for line in lines[:_LINES]:
                 self._console.print(f"  {line[:160]}", style=style, markup=False)
@@ -57,7 +59,7 @@ class Terminal:
                 self._console.print(f"  ... {len(lines) - _LINES} more lines", style="dim")
 
     def diff(self, text: str) -> None:
-        self._console.print(Syntax(text.rstrip(), "diff", theme="ansi_dark", background_color="default"))
+        self._console.print(Syntax(visible(text.rstrip()), "diff", theme="ansi_dark", background_color="default"))
 
     async def ask(self, question: str, options: Sequence[str]) -> str:
         if self._yes and "yes" in options:
@@ -70,7 +72,7 @@ class Terminal:
 
     async def line(self, prompt: str) -> str:
         """What the person types; empty at the end of the input."""
-        self._console.print(prompt, end="", style="bold", markup=False)
+        self._console.print(visible(prompt), end="", style="bold", markup=False)
         loop = asyncio.get_running_loop()
         typed: asyncio.Future[str] = loop.create_future()
 
@@ -83,7 +85,7 @@ class Terminal:
         return await typed
 
     def say(self, text: str, style: str = "dim") -> None:
-        self._console.print(text, style=style, markup=False)
+        self._console.print(visible(text), style=style, markup=False)
 
 
 Url = Annotated[str, typer.Option("--url", envvar="OPENAI_BASE_URL", help="An OpenAI-compatible endpoint, to /v1.")]

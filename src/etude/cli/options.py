@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,8 @@ Runs = Annotated[Path, typer.Option("--runs", help="Folder of runs.", envvar="ET
 RunName = Annotated[str, typer.Argument(help="A run's name, or its folder.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value ...", show_default=False)]
 RUNS = Path("runs")
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but tabs and line feeds, and marks that turn the direction of writing."""
 
 
 def stderr() -> Console:
@@ -31,6 +34,15 @@ def find_run(name: str, runs: Path) -> Path:
             return path
     known = sorted(path.parent.name for path in runs.glob("*/run.json")) if runs.is_dir() else []
     raise RunError(f"no run {name!r}", hint=f"runs in {runs}: {', '.join(known) or 'none yet'}")
+
+
+def visible(text: str) -> str:
+    r"""Text of a model, a file or a log, fit for a terminal: what would steer it, or hide something, is spelled out.
+
+    >>> visible("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def show(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from etude.cli.options import Json, show, stderr
+from etude.cli.options import Json, show, stderr, visible
 from etude.errors import SessionError
 
 if TYPE_CHECKING:
@@ -151,9 +151,8 @@ def _review_session(store: SessionStore, row: SessionRow, name: str) -> bool:
     console.rule(f"{name}: {row.session_id} ({row.tenant}/{row.user}, {row.source}, {row.consent})", style="dim")
     for stored in turns:
         for kind, text in turn_lines(stored):
-            console.print(
-                f"{kind}: {text}" if kind in ("redacted", "call") else text, style=_STYLES[kind], markup=False
-            )
+            shown = f"{kind}: {text}" if kind in ("redacted", "call") else text
+            console.print(visible(shown), style=_STYLES[kind], markup=False)
     while True:
         console.print("\\[enter] next  \\[d] drop the session  \\[t NUMBER] drop a turn  \\[q] end: ", end="")
         sys.stdout.flush()

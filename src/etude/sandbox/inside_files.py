@@ -8,6 +8,7 @@ folders without permissions) is refused with an OSError that names it, or left o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -120,10 +121,16 @@ class Workspace:
         return entries
 
     def contents(self, entries: list[list[object]]) -> Iterator[bytes]:
-        """Of the files among `entries`, one after the other."""
-        for path, kind, _, _ in entries:
+        """Of the files among `entries`, one after the other, each of the size that its entry says.
+
+        What runs in the background may change a file meanwhile: it must not change where the next one begins.
+        """
+        for path, kind, _, size in entries:
             if kind == "f":
-                yield self.read(str(path))
+                data = b""
+                with contextlib.suppress(OSError):
+                    data = self.read(str(path))
+                yield data[: int(str(size))].ljust(int(str(size)), b"\0")
 
     def restore(self, entries: list[list[object]], body: memoryview) -> None:
         """What `save` returned, into an empty workspace. Links come last, so that none is ever walked through."""

@@ -127,12 +127,15 @@ class NamespaceSandbox:
         return other
 
     async def restore(self, entries: list[Any], body: bytes) -> None:
-        """Fill an empty workspace with what was saved."""
+        """Fill an empty workspace with what was saved; the sandbox is closed if that fails. Errors: SandboxError."""
         try:
             await self.channel.ask({"op": "restore", "entries": entries}, body)
         except OSError as error:
             await self.close()
             raise SandboxError("a saved workspace does not fit", cause=str(error)) from error
+        except BaseException:
+            await self.close()
+            raise
 
     async def _save(self) -> tuple[list[Any], bytes]:
         answer, body = await self.channel.ask({"op": "save"})

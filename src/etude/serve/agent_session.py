@@ -212,19 +212,23 @@ class AgentSessions:
         if len(self._open) + self._opening >= self._parts.recipe.agent_sessions:
             raise Refusal(529, "as many agent sessions are open as there may be", code="overloaded", retry_after_s=10)
         self._opening += 1
+        stack = contextlib.AsyncExitStack()
         try:
             sandbox = await self._pool.acquire(task.workspace)
-        except OSError as error:
-            raise Refusal(400, f"the files cannot be laid out: {error.strerror}", param="files") from error
-        finally:
-            self._opening -= 1
-        async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(sandbox.close)
             extra = await stack.enter_async_context(self._servers.tools(sandbox))
             session = AgentSession(
-                self._parts, owner, task, sandbox, recipe, has_task=has_task, extra=extra, stack=stack.pop_all(),
+                self._parts, owner, task, sandbox, recipe, has_task=has_task, extra=extra, stack=stack,
                 tools=[*(schema(TOOLS[name]) for name in recipe.tools), *self._servers.schemas()],
             )  # fmt: skip
+        except BaseException as error:
+            await stack.aclose()
+            if isinstance(error, OSError):
+                words = f"the files cannot be laid out: {error.strerror}"
+                raise Refusal(400, words, param="files") from error
+            raise
+        finally:
+            self._opening -= 1
         self._open[session.session_id] = session
         self.used(session)
         return session

@@ -86,10 +86,16 @@ class Gate:
 
 
 def _check_local(headers: Mapping[str, str]) -> None:
-    host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
     origin = headers.get("origin")
-    if not is_loopback(host) or (origin is not None and not is_loopback(urlsplit(origin).hostname or "")):
+    if not _is_local(f"//{headers.get('host', '')}") or (origin is not None and not _is_local(origin)):
         raise Refusal(403, "without keys this server answers programs of this machine alone", code="foreign_origin")
+
+
+def _is_local(url: str) -> bool:
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:  # no URL at all
+        return False
 
 
 async def body_of(request: Request, kind: type[T], recipe: ServeRecipe) -> T:

@@ -5,8 +5,6 @@ What it does not do: make any of these (serving.py does, or a test).
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from etude.agent.mcp import Servers
 from etude.agent.recipe import AgentRecipe
 from etude.protocols import Engine, SandboxPool, SessionRecorder
@@ -27,13 +25,9 @@ def make_server(
     keys: Keys | None = None, pool: SandboxPool | None = None, agent: AgentRecipe | None = None,
     servers: Servers | None = None,
 ) -> HttpServer:  # fmt: skip
-    """One that can be started. name: of the model. keys: instead of those of the recipe's file. pool, servers (of MCP):
-    for the agent.
-
-    Errors: RecipeError.
-    """
-    if keys is None and recipe.keys:
-        keys = Keys.load(Path(recipe.keys))
+    """One that can be started. name: of the model. keys: those of the recipe's file, if it names one. pool, servers (of
+    MCP): for the agent."""
+    assert keys is not None or not recipe.keys, f"the keys of {recipe.keys} must be loaded"
     memory = Memory(max_windows=recipe.remembered_windows, max_tokens=recipe.remembered_tokens)
     parts = Parts(
         engine=engine, rendering=Rendering(chat), recipe=recipe, name=name, memory=memory,

@@ -85,8 +85,9 @@ class HttpServer:
     async def close(self) -> None:
         """Let running requests finish for at most drain_s, refusing new ones; then close."""
         self._gate.is_draining = True
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._gate.idle.wait(), self._recipe.drain_s)
+        if not self._server.force_exit:  # else somebody is in a hurry
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._gate.idle.wait(), self._recipe.drain_s)
         await self._stop()
 
     async def _stop(self) -> None:
