@@ -1,5 +1,4 @@
-import dataclasses
-
+import msgspec
 import pytest
 
 from agent.scenes import clamp_task
@@ -53,12 +52,12 @@ def test_a_task_of_its_own_tools_is_told_of_those_and_unknown_ones_are_named() -
         lambda schemas: told.append([one["name"] for one in schemas]), AgentRecipe(), [{"name": "mcp__a__b"}]
     )  # type: ignore[func-returns-value, arg-type]
     plain = clamp_task()
-    own = dataclasses.replace(plain, tools=("shell", "finish"), strict=("shell",))
+    own = msgspec.structs.replace(plain, tools=("shell", "finish"), strict=("shell",))
     for task in (plain, own, plain, own):
         of(task)
     assert told == [["read_file", "edit_file", "run_tests", "finish", "mcp__a__b"], ["shell", "finish", "mcp__a__b"]]
     assert AgentRecipe().for_task(own).strict == ("shell",)
     with pytest.raises(TaskError) as caught:
-        of(dataclasses.replace(plain, tools=("shel",)))
+        of(msgspec.structs.replace(plain, tools=("shel",)))
     assert caught.value.message == f"task {plain.task_id}: agent.tools: unknown tool 'shel'"
     assert caught.value.hint == "did you mean shell?"
