@@ -55,8 +55,7 @@ from measuring import Row, arguments, in_turn, median, ratio, report
 from etude.agent.endpoint import Endpoint, EndpointPolicy
 from etude.agent.loop import run_episode
 from etude.agent.recipe import AgentRecipe
-from etude.agent.tool import schema
-from etude.agent.tools import TOOLS
+from etude.agent.tools import schemas
 from etude.sandbox.namespace import NamespaceSandbox
 from etude.sandbox.pool import NamespacePool
 from etude.sandbox.recipe import SandboxRecipe
@@ -104,7 +103,7 @@ class Etude:
     def __init__(self, tasks: Sequence[Repository], url: str, tools: tuple[str, ...]) -> None:
         self._tasks, self._url = tasks, url
         self._recipe = AgentRecipe(tools=tools, max_turns=TURNS, tool_output_chars=10_000)
-        self._schemas = [schema(TOOLS[name]) for name in tools]
+        self._schemas = schemas(tools)
         self._idle_s: dict[int, float] = {}
 
     def __call__(self, numbers: Sequence[int], at_once: int) -> Played:

@@ -189,9 +189,11 @@ def _values(rows: list[dict[str, Any]], measured: list[int]) -> dict[str, float]
     for clients in (1, 8, 32):
         for arm, base in (("http", "engine"), ("record", "http")):
             names = [f"{one}, {clients} clients" for one in (arm, base)]
-            for quantity, ending in (("requests_per_s", ""), ("first_ms", "_first"), ("between_ms", "_between")):
-                is_measured = clients in measured
-                value = ratio(rows, names[0], names[1], quantity) if is_measured else float("nan")
+            quantities = {"requests_per_s": ""}
+            if arm == "http":
+                quantities |= {"first_ms": "_first", "between_ms": "_between"}
+            for quantity, ending in quantities.items():
+                value = ratio(rows, names[0], names[1], quantity) if clients in measured else float("nan")
                 values[f"{arm}_{clients}{ending}"] = value
     return values
 

@@ -79,10 +79,9 @@ async def _policies(
     on_text: Callable[[str], None],
 ) -> AsyncIterator[Callable[[int], Policy]]:
     """What makes a policy for each request of a conversation. extra: schemas beside those of the recipe's tools."""
-    from etude.agent.tool import schema
-    from etude.agent.tools import TOOLS
+    from etude.agent.tools import schemas
 
-    tools = [schema(TOOLS[name]) for name in recipe.tools] + extra
+    tools = schemas(recipe.tools) + extra
     if url:
         from etude.agent.endpoint import Endpoint, EndpointPolicy
 

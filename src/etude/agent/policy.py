@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from etude.agent.recipe import AgentRecipe
-from etude.agent.tool import schema
-from etude.agent.tools import TOOLS
+from etude.agent.tools import schemas
 from etude.agent.window import Window
 from etude.data.render import Renderer
 from etude.errors import EngineError, OverloadedError
@@ -183,7 +182,7 @@ def task_renderers(
 
     @functools.cache
     def of(tools: tuple[str, ...]) -> Renderer:
-        return make([*(schema(TOOLS[name]) for name in tools), *extra])
+        return make([*schemas(tools), *extra])
 
     return lambda task: of(recipe.for_task(task).tools)
 

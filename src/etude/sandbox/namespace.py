@@ -130,11 +130,10 @@ class NamespaceSandbox:
         """Fill an empty workspace with what was saved; the sandbox is closed if that fails. Errors: SandboxError."""
         try:
             await self.channel.ask({"op": "restore", "entries": entries}, body)
-        except OSError as error:
+        except BaseException as error:  # a caller who gives up, too: nobody else knows of this sandbox
             await self.close()
-            raise SandboxError("a saved workspace does not fit", cause=str(error)) from error
-        except BaseException:
-            await self.close()
+            if isinstance(error, OSError):
+                raise SandboxError("a saved workspace does not fit", cause=str(error)) from error
             raise
 
     async def _save(self) -> tuple[list[Any], bytes]:

@@ -21,8 +21,8 @@ from etude.agent.mcp import Servers
 from etude.agent.prompts import opening, request
 from etude.agent.recipe import AgentRecipe
 from etude.agent.search import search_of
-from etude.agent.tool import MakeTool, schema
-from etude.agent.tools import TOOLS
+from etude.agent.tool import MakeTool
+from etude.agent.tools import schemas
 from etude.code.diff import diff_of
 from etude.errors import SandboxError, TaskError
 from etude.protocols import Message, Owner, Reply, Sandbox, SandboxPool
@@ -83,11 +83,12 @@ class AgentSession:
 
     def __init__(
         self, parts: Parts, owner: Owner, task: Task, sandbox: Sandbox, recipe: AgentRecipe, *, has_task: bool,
-        tools: Sequence[dict[str, Any]], extra: Mapping[str, MakeTool], stack: contextlib.AsyncExitStack,
+        tools: Sequence[dict[str, Any]], extra: Mapping[str, MakeTool],
     ) -> None:  # fmt: skip
-        """tools: JSON schemas of all that the agent has; extra: those that are no tools of the recipe. stack: what
-        ends with the session."""
-        self.tools, self._stack = tools, stack
+        """tools: JSON schemas of all that the agent has; extra: those that are no tools of the recipe."""
+        self.tools = tools
+        self.stack = contextlib.AsyncExitStack()
+        """What ends with the session: its sandbox, its MCP servers."""
         self._parts, self.owner, self._task, self._sandbox = parts, owner, task, sandbox
         self._recipe, self._has_task = recipe, has_task
         self.session_id = uuid.uuid4().hex
@@ -151,7 +152,7 @@ class AgentSession:
     async def close(self) -> None:
         """End its MCP servers, then its sandbox."""
         with contextlib.suppress(SandboxError):
-            await self._stack.aclose()
+            await self.stack.aclose()
 
     def _open(self, text: str) -> None:
         if self.messages:
@@ -212,21 +213,18 @@ class AgentSessions:
         if len(self._open) + self._opening >= self._parts.recipe.agent_sessions:
             raise Refusal(529, "as many agent sessions are open as there may be", code="overloaded", retry_after_s=10)
         self._opening += 1
-        stack = contextlib.AsyncExitStack()
         try:
-            sandbox = await self._pool.acquire(task.workspace)
-            stack.push_async_callback(sandbox.close)
-            extra = await stack.enter_async_context(self._servers.tools(sandbox))
-            session = AgentSession(
-                self._parts, owner, task, sandbox, recipe, has_task=has_task, extra=extra, stack=stack,
-                tools=[*(schema(TOOLS[name]) for name in recipe.tools), *self._servers.schemas()],
-            )  # fmt: skip
-        except BaseException as error:
-            await stack.aclose()
-            if isinstance(error, OSError):
-                words = f"the files cannot be laid out: {error.strerror}"
-                raise Refusal(400, words, param="files") from error
-            raise
+            async with contextlib.AsyncExitStack() as stack:
+                sandbox = await self._pool.acquire(task.workspace)
+                stack.push_async_callback(sandbox.close)
+                extra = await stack.enter_async_context(self._servers.tools(sandbox))
+                session = AgentSession(
+                    self._parts, owner, task, sandbox, recipe, has_task=has_task, extra=extra,
+                    tools=[*schemas(recipe.tools), *self._servers.schemas()],
+                )  # fmt: skip
+                session.stack = stack.pop_all()
+        except OSError as error:
+            raise Refusal(400, f"the files cannot be laid out: {error.strerror}", param="files") from error
         finally:
             self._opening -= 1
         self._open[session.session_id] = session
