@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import tomllib
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from etude.state import state_folder
 from etude.types import digest_of
 
 if TYPE_CHECKING:
+    from etude.agent.endpoint import Endpoint, Usage
     from etude.agent.interactive import Conversation, Screen
     from etude.agent.recipe import AgentRecipe
     from etude.protocols import Policy
@@ -27,10 +29,11 @@ if TYPE_CHECKING:
 
 @contextlib.asynccontextmanager
 async def open_conversation(
-    repo: Path, screen: Screen, *, url: str, model: str, key: str, resume: bool, overrides: Sequence[str],
-    on_text: Callable[[str], None],
+    repo: Path, screen: Screen, *, endpoint: Endpoint | None, model: str, usage: Usage, resume: bool,
+    overrides: Sequence[str], on_text: Callable[[str], None],
 ) -> AsyncIterator[Conversation]:  # fmt: skip
-    """A conversation about the folder `repo`: an endpoint at `url`, else a local model, answers in it.
+    """A conversation about the folder `repo`: an endpoint, else a local model, answers in it. usage: counts what the
+    endpoint is asked.
 
     Errors: RecipeError, WorkspaceError, ModelError, SandboxError; RunError if there is nothing to resume.
     """
@@ -55,7 +58,7 @@ async def open_conversation(
         sandbox = await pool.acquire(folder.files)
         try:
             async with (
-                _policies(recipe, servers.schemas(), url=url, model=model, key=key, on_text=on_text) as make_policy,
+                _policies(recipe, servers.schemas(), endpoint, model, usage, on_text) as make_policy,
                 servers.tools(sandbox) as extra,
             ):
                 services = Services(ask=screen.ask, search=search_of(recipe), extra=extra)
@@ -68,27 +71,43 @@ async def open_conversation(
             await sandbox.close()
 
 
+def endpoint_of(url: str, model: str, key: str, prices: Path | None, budget: float | None) -> Endpoint | None:
+    """The endpoint of a command line; None: none is named. prices: TOML, a table a model. Errors: RecipeError."""
+    from etude.agent.endpoint import Endpoint, Price
+
+    if not url:
+        if prices is not None or budget is not None:
+            raise RecipeError("prices and a budget are an endpoint's", hint="--url ADDRESS")
+        return None
+    if not model:
+        raise RecipeError("an endpoint needs the name of a model", hint="--model NAME")
+    if prices is None and budget is not None:
+        raise RecipeError(
+            "a budget needs prices", hint="--prices FILE, with input and output, in dollars for a million"
+        )
+    try:
+        table = tomllib.loads(prices.read_text(encoding="utf-8")) if prices is not None else {}
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"cannot read the prices {prices}", cause=str(error)) from error
+    if prices is not None and model not in table:
+        raise RecipeError(f"{prices} has no price of {model!r}", hint=f'["{model}"], then input = ... and output = ...')
+    price = config.convert(table.get(model, {}), Price, where=f"{prices}: {model}")
+    return Endpoint(url=url, model=model, key=key, price=price, budget=budget)
+
+
 @contextlib.asynccontextmanager
 async def _policies(
-    recipe: AgentRecipe,
-    extra: list[dict[str, Any]],
-    *,
-    url: str,
-    model: str,
-    key: str,
+    recipe: AgentRecipe, extra: list[dict[str, Any]], endpoint: Endpoint | None, model: str, usage: Usage,
     on_text: Callable[[str], None],
-) -> AsyncIterator[Callable[[int], Policy]]:
+) -> AsyncIterator[Callable[[int], Policy]]:  # fmt: skip
     """What makes a policy for each request of a conversation. extra: schemas beside those of the recipe's tools."""
     from etude.agent.tools import schemas
 
     tools = schemas(recipe.tools) + extra
-    if url:
-        from etude.agent.endpoint import Endpoint, EndpointPolicy
+    if endpoint is not None:
+        from etude.agent.endpoint import EndpointPolicy
 
-        if not model:
-            raise RecipeError("an endpoint needs the name of a model", hint="--model NAME")
-        endpoint = Endpoint(url=url, model=model, key=key)
-        yield lambda number: EndpointPolicy(endpoint, tools, on_text=on_text)
+        yield lambda number: EndpointPolicy(endpoint, tools, on_text=on_text, usage=usage)
         return
     from etude.agent.policy import EnginePolicy, TokenLimits
     from etude.data.formats import open_renderer

@@ -96,6 +96,25 @@ def test_changes_are_shown_asked_about_and_written(repo: Path) -> None:
     assert "+x = 2" in episode.patch
 
 
+PRICES = "[m]\ninput = 3.0\ncached = 0.3\noutput = 15.0\n"
+"""A request of chat_server's usage costs (60 * 3 + 40 * .3 + 10 * 15) / 1e6 = $.000342."""
+
+
+def test_what_an_endpoint_took_is_told_and_a_budget_ends_the_conversation(repo: Path, tmp_path: Path) -> None:
+    (tmp_path / "prices.toml").write_text(PRICES)
+    words = ["make it two", "--prices", str(tmp_path / "prices.toml"), "--yes"]
+    with endpoint([calls(EDIT), says("Done."), says("Never asked.")]) as server:
+        code, out, err = run(server, repo, *words, "--budget", "0.0005", typed="more\n")
+    assert code == 0, err
+    assert "2 requests, 200 tokens in (80 of them cached), 20 out, $0.0007" in out
+    assert "the budget of $0.0005 is spent" in out
+    assert len(server.requests) == 2
+    with endpoint([calls(EDIT), says("Never asked.")]) as server:
+        _, out, _ = run(server, repo, *words, "--budget", "0.0003")
+    assert "1 requests" in out
+    assert len(server.requests) == 1
+
+
 def test_tools_of_an_mcp_server_are_offered_and_called(repo: Path) -> None:
     server_script = Path(__file__).parents[1] / "agent" / "mcp_server.py"
     command = json.dumps(["python3", "-c", server_script.read_text()])
@@ -187,7 +206,10 @@ def test_a_file_that_changed_meanwhile_and_git_hooks_are_not_written(repo: Path)
     ("words", "named"),
     [(["x", "--repo", "/nowhere"], "not a folder"), (["x", "--url", "http://127.0.0.1:9/v1"], "--model"),
      (["x", "--resume"], "no conversation"), (["x", "-o", "tols=[]"], "tools"),
-     (["x", "--model", "/nowhere"], "/nowhere")],
+     (["x", "--model", "/nowhere"], "/nowhere"), (["x", "--budget", "1"], "--url"),
+     (["x", "--url", "http://127.0.0.1:9/v1", "--model", "m", "--budget", "1"], "--prices"),
+     (["x", "--url", "http://127.0.0.1:9/v1", "--model", "m", "--prices", "/nowhere"], "cannot read the prices"),
+     (["x", "--url", "http://127.0.0.1:9/v1", "--model", "m", "--prices", "a.py"], "no price of 'm'")],
 )  # fmt: skip
 def test_what_is_wrong_is_named(words: list[str], named: str, repo: Path) -> None:
     command = [sys.executable, "-m", "etude.cli.main", "agent", *words]

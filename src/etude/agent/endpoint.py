@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
-import msgspec
 
 from etude.data.calls import made
 from etude.errors import EngineError
@@ -31,7 +30,8 @@ MAX_ARGUMENT_CHARS = 1 << 20
 """Of one call; what is longer is cut off, and so a broken call."""
 
 
-class Price(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
     """Dollars for a million tokens."""
 
     input: float = 0.0
@@ -58,7 +58,7 @@ class Endpoint:
     """Without a byte from the server."""
     price: Price = field(default_factory=Price)
     budget: float | None = None
-    """Dollars for one episode."""
+    """Dollars for one episode, or for all that share a usage."""
 
 
 @dataclass(slots=True)
@@ -94,13 +94,15 @@ class EndpointPolicy:
         *,
         client: httpx2.AsyncClient | None = None,
         on_text: Callable[[str], None] | None = None,
+        usage: Usage | None = None,
     ) -> None:
-        """tools: JSON schemas (agent/tool.py). on_text: hears text as it comes."""
+        """tools: JSON schemas (agent/tool.py). on_text: hears text as it comes. usage: what was used before, to be
+        counted on, where several policies share a budget."""
         self._endpoint, self._on_text = endpoint, on_text
         self._tools = [{"type": "function", "function": dict(tool)} for tool in tools]
         self._owns_client = client is None
         self._client = client or httpx2.AsyncClient(timeout=endpoint.timeout_s)
-        self.usage = Usage()
+        self.usage = Usage() if usage is None else usage
 
     async def reply(self, conversation: Sequence[Message]) -> Reply:
         """The next turn; one of zero turns where the budget is spent."""

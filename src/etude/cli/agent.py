@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -19,6 +19,9 @@ from rich.syntax import Syntax
 from etude.cli.options import visible
 from etude.protocols import Reply
 from etude.types import ToolResult
+
+if TYPE_CHECKING:
+    from etude.agent.endpoint import Usage
 
 _LINES = 6
 """Of a tool's answer that are shown."""
@@ -88,9 +91,17 @@ class Terminal:
         self._console.print(visible(text), style=style, markup=False)
 
 
+def _used(usage: Usage, *, with_cost: bool) -> str:
+    cost = f", ${usage.cost:.4f}" if with_cost else ""
+    return (f"{usage.requests} requests, {usage.input_tokens:,} tokens in ({usage.cached_tokens:,} of them cached), "
+            f"{usage.output_tokens:,} out{cost}")  # fmt: skip
+
+
 Url = Annotated[str, typer.Option("--url", envvar="OPENAI_BASE_URL", help="An OpenAI-compatible endpoint, to /v1.")]
 Name = Annotated[str, typer.Option("--model", help="The endpoint's model; without --url a local one, or its folder.")]
 Key = Annotated[str, typer.Option("--key", envvar="OPENAI_API_KEY", help="The endpoint's; better in the environment.")]
+Prices = Annotated[Path | None, typer.Option("--prices", help="TOML: dollars for a million tokens, by model.")]
+Budget = Annotated[float | None, typer.Option("--budget", min=0.0, help="Dollars, by --prices; then it ends.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the last conversation about this folder.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Write changes into the folder without asking.")]
 Once = Annotated[bool, typer.Option("--once", help="End after the first answer.")]
@@ -103,23 +114,27 @@ def agent(
     url: Url = "",
     model: Name = "",
     key: Key = "",
+    prices: Prices = None,
+    budget: Budget = None,
     resume: Resume = False,
     yes: Yes = False,
     once: Once = False,
     override: Dials = None,
 ) -> None:
     """Work on your own folder with the agent that trains here. Changes stay in a sandbox until you say yes."""
-    from etude.converse import open_conversation
+    from etude.agent.endpoint import Usage
+    from etude.converse import endpoint_of, open_conversation
 
-    terminal = Terminal(yes=yes)
+    terminal, usage = Terminal(yes=yes), Usage()
+    endpoint = endpoint_of(url, model, key, prices, budget)
 
     async def run() -> None:
         async with open_conversation(
             repo,
             terminal,
-            url=url,
+            endpoint=endpoint,
             model=model,
-            key=key,
+            usage=usage,
             resume=resume,
             overrides=override or [],
             on_text=terminal.text,
@@ -141,6 +156,9 @@ def agent(
                 if outcome is None:
                     text = await terminal.line("\nstopped. what instead? (empty: end) ")
                     continue
+                if budget is not None and usage.cost >= budget:
+                    terminal.say(f"the budget of ${budget:g} is spent", "yellow")
+                    break
                 if outcome not in ("stopped", "finished"):
                     terminal.say(f"ended: {outcome.replace('_', ' ')}", "yellow")
                 if once:
@@ -148,6 +166,8 @@ def agent(
                 text = await terminal.line("\nanything else? (empty: end) ")
             written = await conversation.bring_back()
             terminal.say(f"written: {', '.join(written)}" if written else "nothing was written")
+            if endpoint is not None:
+                terminal.say(_used(usage, with_cost=prices is not None))
 
     try:
         asyncio.run(run())
