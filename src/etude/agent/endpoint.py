@@ -35,8 +35,8 @@ class Price:
     """Dollars for a million tokens."""
 
     input: float = 0.0
-    cached: float = 0.0
-    """Of input that the server had computed before."""
+    cached: float | None = None
+    """Of input that the server had computed before; None: as other input."""
     output: float = 0.0
 
 
@@ -143,7 +143,8 @@ class EndpointPolicy:
         self.usage.input_tokens += given
         self.usage.cached_tokens += cached
         self.usage.output_tokens += got
-        self.usage.cost += ((given - cached) * price.input + cached * price.cached + got * price.output) / 1e6
+        cached_price = price.input if price.cached is None else price.cached
+        self.usage.cost += ((given - cached) * price.input + cached * cached_price + got * price.output) / 1e6
         return got
 
     async def _ask(self, messages: list[dict[str, Any]]) -> _Answer:
